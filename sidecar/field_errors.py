@@ -1,4 +1,4 @@
-"""What is wrong with a field that a person wrote, in words that name no class of ours. Pure."""
+"""Describes the faults of a field that a person wrote, in words that name no class of ours. Pure."""
 
 from __future__ import annotations
 

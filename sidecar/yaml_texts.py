@@ -23,7 +23,7 @@ _CUT: Final = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 
 
 class Wrong(Exception):
-    """What is wrong in a document: its line, its field, the reason."""
+    """A fault of a document: its line, its field, the reason."""
 
     def __init__(self, line: int, field: str, why: str) -> None:
         super().__init__(f"{line}: {field}: {why}")

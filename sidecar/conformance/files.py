@@ -66,7 +66,7 @@ def read_for(folder: Path, share_s: float) -> Counter[Read]:
 
 
 def read_once(folder: Path) -> tuple[Read, int]:
-    """What one reader finds, and which of the versions."""
+    """One reader's counts, and the versions that it saw."""
     try:
         data = atomic.read_bytes(folder / HEAD)
     except VolumeUnavailable:

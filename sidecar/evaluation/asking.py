@@ -43,7 +43,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What came, and when.
+    """An answer, and its times.
 
     Attributes:
         likely: log-probabilities of likely first tokens, if requested.

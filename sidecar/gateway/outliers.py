@@ -19,7 +19,7 @@ PART: Final = 3  # eject at most one in so many
 
 
 class Outcome(Enum):
-    """What a replica's answer says of that replica.
+    """The verdict of an answer on its replica.
 
     Attributes:
         SERVED: it works.

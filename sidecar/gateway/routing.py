@@ -1,4 +1,4 @@
-"""What a gateway knows of its replicas, and the requests that wait for one. No I/O.
+"""A gateway's view of its replicas, and the requests that wait for one. No I/O.
 
 A replica's report says what it holds. Between two reports a gateway counts what it sent and got answered: an
 adapter is loading from its first request to that request's answer, and then resident.

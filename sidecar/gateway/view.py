@@ -1,4 +1,4 @@
-"""What a gateway knows of its replicas, for people. It names no adapter: the gateway checks no token."""
+"""A gateway's view of its replicas, for people. It names no adapter: the gateway checks no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What validation says of an adapter."""
+"""The findings of validation."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class FileEntry(Stored):
 
 
 class LoraShape(Stored):
-    """What ``adapter_config.json`` and the tensor header agree on."""
+    """The facts on which ``adapter_config.json`` and the tensor header agree."""
 
     _alike = ("dtype",)
 
@@ -61,7 +61,7 @@ class Source(Stored):
 
 
 class AdapterSpec(Stored):
-    """What an adapter is.
+    """The contents and policy of an adapter.
 
     Attributes:
         path: the artifact's folder; relative to the registry's root, or absolute when linked.
@@ -111,7 +111,7 @@ class Previous(Stored):
 
 
 class _Generation(Stored):
-    """What every generation-named file carries besides its content."""
+    """The fields of every generation-named file besides its content."""
 
     _alike = ("namespace", "model", "name", "revision", "previous_revision", "writer", "origin")
 
@@ -161,7 +161,7 @@ class Record(_Generation):
 
     @property
     def told(self) -> dict[str, str]:
-        """What a line of the audit says of it."""
+        """Its fields for a line of the audit."""
         signer = {} if self.spec.signer is None else {"signer": self.spec.signer}
         return {"revision": self.revision, "digest": self.spec.digest, **signer}
 

@@ -1,4 +1,4 @@
-"""What one replica observed, and tells the others: hints.
+"""One replica's observations, for the others: hints.
 
 One decision rests on them, and only to do less: gc keeps what a replica reports, and
 while a report is unreadable it keeps everything.
@@ -15,7 +15,7 @@ from lora_fs.sidecar.model.stored import Stored, one_by_one
 
 
 class Phase(StrEnum):
-    """Where an adapter stands on one replica."""
+    """The phase of an adapter on one replica."""
 
     PENDING = "Pending"
     DOWNLOADING = "Downloading"
@@ -50,7 +50,7 @@ class Condition(Stored):
 
 
 class AdapterStatus(Stored):
-    """What one replica last observed of one served name.
+    """One replica's last observation of one served name.
 
     Attributes:
         since: RFC 3339, of the phase.
@@ -71,7 +71,7 @@ class AdapterStatus(Stored):
 
 
 class Download(Stored):
-    """What a replica fetches now, and registers then: it is no adapter yet.
+    """A download that becomes an adapter at its registration.
 
     Attributes:
         name: what clients will send as their model.

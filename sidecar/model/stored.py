@@ -1,4 +1,4 @@
-"""What every type on the volume has in common: frozen, small in memory, keeping unknown fields."""
+"""The base of every type on the volume: frozen, small in memory, keeps unknown fields."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Reconciler:
         return (self._ended or self._problem or self._cannot_load) is None
 
     def conditions(self) -> Iterator[str]:
-        """What is wrong with the engine and the loop, for people."""
+        """The faults of the engine and the loop, for people."""
         if (self._ended or self._problem) is not None:
             yield f"EngineUnavailable: {self._ended or self._problem}"
         elif self._cannot_load is not None:
@@ -239,7 +239,7 @@ class Reconciler:
         self._look_again()
 
     def resident(self) -> list[plan.Resident]:
-        """What the engine holds, as it was read last, for ``plan``."""
+        """The engine's adapters by the last look, for ``plan``."""
         return self._subjects.resident()
 
     def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:

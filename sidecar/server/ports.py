@@ -151,11 +151,11 @@ class ReplicaPort(Protocol):
         """The statuses of names that are not simply unloaded, and how many are in each phase."""
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
-        """What is true of a name of this status, and since when."""
+        """The conditions of a name with this status, each with its time."""
 
     @property
     def events(self) -> EventLog:
-        """What happened lately on this replica."""
+        """The latest events of this replica."""
 
     def residency(self) -> Mapping[str, JsonObject]:
         """For names the engine holds: see ``bodies.Residency``."""

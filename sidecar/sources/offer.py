@@ -75,7 +75,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What lies at a source now.
+    """The current contents of a source.
 
     Attributes:
         pin: its commit, etag or hash: the same URI and pin are the same bytes. None: unknown.
@@ -142,7 +142,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a source gets.
+    """The options of a source.
 
     Attributes:
         check: raises InputError for a forbidden URI, such as a redirect may name.

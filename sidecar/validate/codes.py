@@ -15,7 +15,7 @@ from lora_fs.sidecar.model import Severity
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a finding code stands for.
+    """The meaning of a finding code.
 
     Attributes:
         doc: one line for the docs, true of every finding with this code.

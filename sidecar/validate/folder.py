@@ -144,7 +144,7 @@ def _validate(reading: _Reading) -> Report:
 
 
 def _read_config(reading: _Reading) -> tuple[Said | None, bytes]:
-    """What the config says, and its bytes."""
+    """The config's values, and its bytes."""
     found = reading.found
     try:
         with open_file(reading.folder_fd, CONFIG_FILE) as file:

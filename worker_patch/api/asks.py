@@ -40,7 +40,7 @@ _flag = TypeAdapter[bool | None](bool | None)
 
 
 async def read(scope: Scope, body: bytes) -> Asks:
-    """What a request's body and headers say.
+    """The parsed body and headers of a request.
 
     Raises:
         InputError: it may name a model, in an encoding that takes too long to read.

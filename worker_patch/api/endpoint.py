@@ -256,7 +256,7 @@ class Endpoint:
 
 
 def _facts(client: EngineClient) -> Facts:
-    """What this vLLM says of itself."""
+    """The facts about this vLLM."""
     lora, dtype = client.vllm_config.lora_config, str(client.model_config.dtype)
     rank = lora.max_lora_rank if lora is not None else None
     return Facts(rank, dtype.removeprefix("torch."))

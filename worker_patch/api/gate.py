@@ -45,7 +45,7 @@ _ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 
 
 class Behind(NamedTuple):
-    """What the gate asks, once vLLM has made it."""
+    """The parts that the gate needs, once vLLM has made them."""
 
     replica: Replica
     engine: InProcess

@@ -162,7 +162,7 @@ def read_token(file: Path) -> str:
 
 
 def _message(answer: httpx.Response) -> str:
-    """What an answer says of itself: our errors' message, else its text, cut."""
+    """The text of a failed answer: our errors' message, else its body, cut."""
     with suppress(json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         return str(json.loads(answer.content)["error"]["message"])
     text = " ".join(answer.text.split())[:MOST_SHOWN]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name serves, None if it never did, and its registered revisions with their evaluations."""
+    """The pointer of a name, None if it never served, and its registered revisions with their evaluations."""
 
     pointer: Pointer | None
     revisions: tuple[Record, ...]

@@ -29,7 +29,7 @@ KEY: Final = "[key]"  # pydantic's word for a mapping's key, behind the key itse
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and where. ``line``: 0 where no line is at fault."""
+    """A fault and its place. ``line``: 0 if no line is at fault."""
 
     file: str
     line: int
@@ -62,13 +62,13 @@ class Declared:
         return self.tree.line_of(self.at)
 
     def problem(self, path: texts.Path, why: str) -> Problem:
-        """What is wrong in one of its fields."""
+        """A fault in one of its fields."""
         return Problem(self.file, self.tree.line_of((*self.at, *path)), shown_path(path), why)
 
 
 @dataclass
 class Read:
-    """What was read, in its order, and what could not be."""
+    """The documents, in their order, and the faults of the unreadable ones."""
 
     declared: list[Declared] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

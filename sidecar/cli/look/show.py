@@ -82,7 +82,7 @@ def _show(context: Context, desired: Desired, name: str, revision: str | None, o
 
 
 def _facts(record: Record) -> dict[str, str]:
-    """What the record says, line by line."""
+    """The record, line by line."""
     spec, policy = record.spec, record.spec.policy
     return {
         "base model": spec.base_model,

@@ -287,7 +287,7 @@ def _failing(
     desired: Desired,
     fleet: FleetBody | None,
 ) -> list[str]:
-    """What makes ``--exit-code`` exit 1, in words; empty if nothing does."""
+    """The reason why ``--exit-code`` exits 1, in words; empty if there is none."""
     failed = sum(row.phase == Phase.FAILED for row in rows)
     stale = sum(age_s(replica) >= LIVE_S for replica in replicas)
     down = sum(replica.engine != "ready" for replica in replicas)

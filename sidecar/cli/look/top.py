@@ -111,7 +111,7 @@ class AdapterLine:
 
 
 class Rates:
-    """What counters did between the last two reports of each replica."""
+    """The rates of counters between the last two reports of each replica."""
 
     def __init__(self) -> None:
         self._last: dict[str, ReplicaStatus] = {}
@@ -200,7 +200,7 @@ class Sight:
     lost: str | None = None
 
     def troubles(self) -> Iterator[str]:
-        """What could not be read, in sentences."""
+        """The unreadable parts, in sentences."""
         if self.lost is not None:
             yield f"shown as it was before: {self.lost}"
         for replica, problem in self.unreadable.items():
@@ -234,7 +234,7 @@ def sights(
 
 
 def screen(title: str, sight: Sight, height: int) -> Group:
-    """What the terminal shows: replicas have half its height, those in trouble first if that is short."""
+    """Draw the screen: replicas have half its height, those in trouble first if that is short."""
     lines, adapters, troubles = sight.replicas, sight.adapters, list(sight.troubles())
     failing = sum(Phase.FAILED in line.phases for line in adapters)
     head = Text(f"{title}   {len(adapters)} adapters   {len(lines)} replicas   ", style="bold")

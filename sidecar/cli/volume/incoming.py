@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What the options say of each adapter; see ``register``."""
+    """The options for each adapter; see ``register``."""
 
     link: bool
     allow: tuple[str, ...]

@@ -37,7 +37,7 @@ URI = "upload:"
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What is sent.
+    """The files that a client sends.
 
     Attributes:
         files: chunks, each with the name of its file; ARCHIVE is a tar. One file after the other.

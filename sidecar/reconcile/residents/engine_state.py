@@ -190,7 +190,7 @@ class EngineState:
         return self.locks.watched()
 
     def _names(self) -> set[str]:
-        """What the engine has of ours, or may have."""
+        """Our adapters that the engine has, or may have."""
         return {*self.paths, *self._under_unload, *self._doubtful}
 
     def may_reread(self, name: str) -> bool:

@@ -76,7 +76,7 @@ class FlatStore:
         self._stop.set()
 
     def conditions(self) -> tuple[str, ...]:
-        """What is wrong with the store, for people."""
+        """The store's faults, for people."""
         found = [f"FlatStore: {self._problem}"] if self._problem is not None else []
         refused = sorted(self._candidates.refusals().items())[:TOLD]
         return (*found, *(f"NotAdopted: {folder}: {why}" for folder, why in refused))

@@ -104,7 +104,7 @@ class Volume:
             raise VolumeUnavailable(f"which adapters there are is not known ({why}); see /readyz")
 
     def conditions(self) -> tuple[str, ...]:
-        """What is wrong with the volume, for people."""
+        """The volume's faults, for people."""
         desired, found = self._view.desired, []
         if self._problem is not None:
             missing, lost = f"RegistryMissing: {self._problem}", f"VolumeUnavailable: {self._problem}"
@@ -290,7 +290,7 @@ class Volume:
 
 
 def _observer() -> BaseObserver | None:
-    """What notifies; None where there is no thread left for it, or none of the kernel's instances."""
+    """Return the notifier; None if there is no thread left for it, or no inotify instance."""
     try:
         observer = Observer()
         observer.start()

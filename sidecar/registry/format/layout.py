@@ -120,7 +120,7 @@ def pack(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the names in one folder say.
+    """The parsed names of one folder.
 
     Attributes:
         packed: all names in the listing's order, in one text: a third of a list's memory.

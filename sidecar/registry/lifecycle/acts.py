@@ -31,7 +31,7 @@ class By:
 
 
 class Done(BaseModel):
-    """What an act wrote, or with ``dry_run`` would write."""
+    """The writes of an act, or with ``dry_run`` its planned ones."""
 
     model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
 

@@ -335,7 +335,7 @@ class _Task:
         return pointer
 
     def _amend(self, record: Record) -> Record:
-        """The same bytes again: take over what else was said of them."""
+        """The same bytes again: take over the registration's other fields."""
         wanted, said = self.wanted, dict[str, Any]()
         if wanted.policy is not None:
             said["policy"] = wanted.policy.model_dump(mode="json")

@@ -46,7 +46,7 @@ class RegisterAs(BaseModel):
         )
 
     def _policy(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Policy | None:
-        """What is said of it; without a policy's name the rest changes the policy of what NAME serves."""
+        """The policy; without its kind, the other fields change that of the served revision."""
         said: dict[str, Any] = {"kind": self.policy, "ttl_s": self.ttl_s, "priority": self.priority}
         said = {field: value for field, value in said.items() if value is not None}
         if not said:
@@ -58,7 +58,7 @@ class RegisterAs(BaseModel):
 
 
 class Outcome(BaseModel):
-    """What came of a registration."""
+    """The outcome of a registration."""
 
     model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
 

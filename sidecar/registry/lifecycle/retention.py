@@ -84,7 +84,7 @@ def _is_served(registry: Registry, key: AdapterKey) -> bool:
 
 
 def serving(pointer: Pointer | None) -> frozenset[str]:
-    """What a name serves, served before, and tries."""
+    """The revisions that a name serves, served before, and has as its canary."""
     if pointer is None:
         return frozenset()
     tried = pointer.canary.revision if pointer.canary is not None else None

@@ -22,7 +22,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 
 class Made(BaseModel):
-    """What one load wrote, by the request ids of its writes."""
+    """The writes of one load, by their request ids."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

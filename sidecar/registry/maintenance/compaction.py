@@ -83,7 +83,7 @@ def forgettable(revisions: Collection[str], old: Collection[str], named: Collect
 def find(
     registry: Registry, scope: Scope, in_use: Collection[AdapterKey] | None, older_than_s: float
 ) -> list[Garbage]:
-    """What may go of a scope's history, in the order in which it may.
+    """Return the parts of a scope's history that may go, in their order.
 
     Args:
         in_use: keys that a replica reports; None if unknown, which keeps every tombstone.

@@ -1,4 +1,4 @@
-"""What is wrong on a volume, and what to do about it without losing or guessing anything.
+"""Finds the faults of a volume, and says how to mend them without losing or guessing anything.
 
 It reads a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person: where two
 states are possible (is the adapter withdrawn, or not?) fsck chooses none. A folder that it cannot look at is
@@ -38,7 +38,7 @@ from lora_fs.sidecar.registry.volume import atomic
 
 
 class Kind(StrEnum):
-    """What a finding is about."""
+    """The kinds of findings."""
 
     UNREADABLE = "unreadable"  # the newest generation of a record or pointer
     SIBLINGS = "siblings"  # two writers published the same generation (tier lww)
@@ -76,7 +76,7 @@ class Finding:
 
 
 def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
-    """Everything that is wrong.
+    """Return all findings.
 
     Args:
         older_than_s: pass over anything younger: a writer or an owner may be at work on it.
@@ -100,7 +100,7 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
 
 
 def _kept_from_writing(registry: Registry, state: State) -> Iterator[Finding]:
-    """What keeps every writer, or every one of a namespace, from writing."""
+    """The faults that stop every writer, or every writer of a namespace."""
     try:
         registry.check_writable()
     except LoraFsError as error:

@@ -24,7 +24,7 @@ from lora_fs.sidecar.registry.volume import atomic
 
 
 class What(StrEnum):
-    """What may go."""
+    """The kinds of garbage."""
 
     LEFTOVER = "leftover"  # a file or a folder that no record can come to name
     ARTIFACT = "artifact"

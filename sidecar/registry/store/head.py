@@ -112,7 +112,7 @@ def read_head(root: Path) -> bytes | None:
 
 
 def parse_head(data: bytes | None) -> Head | None:
-    """What HEAD says; None if it is not there or damaged."""
+    """Parse HEAD; None if it is absent or damaged."""
     try:
         return decode(Head, data) if data else None
     except CorruptRecord:
@@ -216,7 +216,7 @@ def advance_head(
 
 
 class _Written(threading.local):
-    """What a thread wrote, or found written, and has not announced: it announces its own alone."""
+    """A thread's writes and finds that it has not announced: each thread announces its own."""
 
     def __init__(self) -> None:
         self.files: list[str] = []

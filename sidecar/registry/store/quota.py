@@ -39,7 +39,7 @@ Now = Callable[[], datetime.datetime]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a namespace has. ``recent``: ages in seconds of the last minute's registrations."""
+    """The use of a namespace. ``recent``: ages in seconds of the last minute's registrations."""
 
     names: frozenset[tuple[str, str]]  # (model, name)
     sizes: dict[AdapterKey, int]
@@ -52,7 +52,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What counts of one generation, without its body."""
+    """One generation's share of the use, without its body."""
 
     present: bool
     size_bytes: int
@@ -71,7 +71,7 @@ class Accounts:
         self._seen: dict[tuple[AdapterKey, Generation], _Seen] = {}
 
     def quota(self, namespace: str) -> Quota | None:
-        """What the namespace may register; None if nothing bounds it.
+        """Return the namespace's limits; None if it has none.
 
         Raises:
             OperatorError: its quota makes no sense, so nobody knows it.

@@ -12,7 +12,7 @@ from lora_fs.sidecar.registry.view.learning import Learning, serves
 def find_missing(
     scope: Scope, learning: Learning, listings: Mapping[Scope, ScopeListing], told: Collection[Known]
 ) -> set[Known]:
-    """What serves or is present, and a scope's listing lacks, except what HEAD announced.
+    """Return the bodies in force that a scope's listing lacks, except those that HEAD announced.
 
     Forgets a tombstone among them: gc removed it.
     """

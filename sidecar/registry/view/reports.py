@@ -1,4 +1,4 @@
-"""What replicas write of themselves: their status and their events, read from the volume. Blocking.
+"""Reads the replicas' own reports from the volume: their status and their events. Blocking.
 
 A report is a hint. An unreadable report is neither fine nor absent: readers name it, with the reason.
 """
@@ -26,7 +26,7 @@ Written = TypeVar("Written", ReplicaStatus, EventList)
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What replicas wrote, and the files that cannot be read.
+    """The replicas' reports, and the unreadable files.
 
     Attributes:
         unreadable: why, by replica. young: those of them less than LIVE_S old.
@@ -43,7 +43,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What every replica reported lately, and whose file cannot be read, and why."""
+    """Read every replica's last report, and why a file is unreadable."""
 
     lists: tuple[EventList, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)

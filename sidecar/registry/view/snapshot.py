@@ -1,4 +1,4 @@
-"""What the volume says, in memory: an immutable state that any thread may read.
+"""The volume's state in memory: immutable, so that any thread may read it.
 
 Kept by scope, so that a change copies what its own scope has and shares the rest with the state
 before it: what a change costs does not grow with the number of scopes. A mapping carries which keys
@@ -154,7 +154,7 @@ def no_pointers() -> ByScope[tuple[Scope, str], Pointer]:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What the volume said, at one moment.
+    """The volume's state at one moment.
 
     Attributes:
         records: the newest good record of every revision, tombstones included.

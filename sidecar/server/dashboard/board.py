@@ -50,7 +50,7 @@ READS: Final = 4  # of reports, at once
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What a caller has: of which process, which version, and the last sample of the history."""
+    """A caller's state: the process, its version, and the last sample of the history."""
 
     epoch: str = ""
     version: int = 0
@@ -107,7 +107,7 @@ class Board:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def answer(self, since: Since, sight: Sight, wait_s: float, *, known: bool = False) -> bytes | None:
-        """What changed since then, as gzipped JSON; None if nothing did in ``wait_s``.
+        """Return the changes since then, as gzipped JSON; None if there was none in ``wait_s``.
 
         Args:
             known: the caller showed a token of the file.
@@ -129,7 +129,7 @@ class Board:
         self._tell()
 
     async def described(self, served: Served) -> dict[str, Said]:
-        """What each replica says of an adapter now, this one from memory."""
+        """Each replica's report of an adapter now, this one's from memory."""
         key = (served.record.namespace, served.record.model, served.record.name)
         own = {self._replica.replica_id: said_of(self._own(), *key)}
         if self._fleet is None:
@@ -179,7 +179,7 @@ class Board:
             self._tell()
 
     def _own(self) -> ReplicaStatus:
-        """What this replica would report now."""
+        """This replica's own report, as of now."""
         replica, readiness, usage = self._replica, self._replica.readiness(), self._replica.usage()
         return ReplicaStatus(
             replica=replica.replica_id,

@@ -1,4 +1,4 @@
-"""What each replica says of one adapter, for the dashboard. Blocking."""
+"""Every replica's report of one adapter, for the dashboard. Blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Fleet(Reports):
     """The reports, and what they say of one adapter."""
 
     def of(self, own: str, key: tuple[str, str, str]) -> dict[str, Said]:
-        """What each replica says of one adapter now: namespace, model and name. Reads every report."""
+        """Each replica's report of one adapter now: namespace, model and name. Reads every report."""
         found = {}
         for replica in self.names(own):
             try:

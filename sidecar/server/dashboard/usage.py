@@ -79,7 +79,7 @@ class FleetUsage:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one replica says of one adapter.
+    """One replica's report of one adapter.
 
     Attributes:
         status: None if the adapter is unloaded there.

@@ -126,7 +126,7 @@ class Admin:
         self._threads = Threads(AT_ONCE)
 
     def conditions(self) -> tuple[str, ...]:
-        """What was wrong with the token file when it was last read; nothing of what is in it."""
+        """The fault of the token file at the last read, without any of its contents."""
         if self._problem is None or self._token_file is None:
             return ()
         return (f"AdminToken: {self._token_file.path}: {self._problem}; what needs a token is answered 503",)
@@ -217,7 +217,7 @@ class Admin:
             raise HTTPException(403, FROM_AFAR)
 
     async def sight(self, headers: Headers) -> Sight:
-        """What a request may read.
+        """Return the namespaces that a request may read.
 
         Raises:
             HTTPException: 401 for a token in ``X-Lora-Fs-Token`` that is none, 503 if the file
@@ -286,7 +286,7 @@ def address_of(scope: Scope) -> str:
 
 
 def given_token(headers: Headers) -> str | None:
-    """What a request shows: ``X-Lora-Fs-Token``, else the bearer of ``Authorization``; None: nothing."""
+    """The token of a request: ``X-Lora-Fs-Token``, else the bearer of ``Authorization``; None: neither."""
     own = headers.get(HEADER)
     return own.strip() if own is not None else bearer(headers.get("authorization", ""))
 

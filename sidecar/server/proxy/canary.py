@@ -18,7 +18,7 @@ _NAMED = ("application/json", "text/event-stream")
 
 
 def user_of(headers: Headers, header: str | None, said: object) -> str | None:
-    """Who asks, for a canary: what the header says that is set for it, else the body's ``user``."""
+    """The user for a canary: by the header that the settings name, else the body's ``user``."""
     given = headers.get(header) if header is not None else None
     return given or (said if isinstance(said, str) and said else None)
 
@@ -56,7 +56,7 @@ class Renamed:
         return content_type.partition(";")[0].strip().lower() in _NAMED
 
     def feed(self, data: bytes) -> bytes:
-        """What may be sent of what came so far."""
+        """The bytes so far that may be sent."""
         data = self._kept + data
         for engines, ours in self._forms:
             data = data.replace(engines, ours)

@@ -188,7 +188,7 @@ class Proxy:
             yield _Through(chosen, asked, engine_name)
 
     async def _forward(self, scope: Scope, held: Held, send: Send) -> None:
-        """What names no adapter, as it is."""
+        """Forward a request without an adapter unchanged."""
         is_work = scope["method"] == "POST"
         waits = self.pauses.passing(BASE, self._hold_timeout_s) if is_work else nullcontext()
         async with waits, self._asked(scope, (held.body,), None) as answer:

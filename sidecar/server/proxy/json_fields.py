@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class _Marks(NamedTuple):
-    """What a slice has: the object's own commas and colons, and where the object ends, or -1."""
+    """A slice's marks: the object's own commas and colons, and the object's end, or -1."""
 
     own: list[int]
     end: int

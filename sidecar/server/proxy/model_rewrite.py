@@ -48,7 +48,7 @@ Parts = tuple[bytes | bytearray | memoryview, ...]  # of a body, in their order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What a body says besides its model.
+    """The fields of a body besides its model.
 
     Attributes:
         user: what a JSON body has there; a form names none.

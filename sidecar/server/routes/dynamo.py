@@ -48,7 +48,7 @@ class LoadLora(BaseModel):
 
 
 class LoraDone(BaseModel):
-    """What a load or an unload answers: Dynamo's LoraResponse."""
+    """The answer to a load or an unload: Dynamo's LoraResponse."""
 
     status: Literal["success"] = "success"
     message: str = Field(description="What was done")

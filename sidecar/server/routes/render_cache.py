@@ -1,4 +1,4 @@
-"""What is made of each adapter, made again only when the adapter is another one: a card, a row."""
+"""A rendering of each adapter, such as a card or a row, made anew only when the adapter changes."""
 
 from __future__ import annotations
 

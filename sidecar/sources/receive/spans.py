@@ -62,7 +62,7 @@ class Spans:
         return [span for span in self if span.left and not span.taken]
 
     def whole_up_to(self) -> int:
-        """What is there without a gap, from the beginning."""
+        """The bytes without a gap, from the beginning."""
         at = 0
         for span in sorted(self, key=lambda one: one.start):
             if span.start != at:
@@ -89,7 +89,7 @@ class Spans:
         return made
 
     def ranges(self) -> list[tuple[int, int]]:
-        """What has arrived, in its order."""
+        """The arrived ranges, in their order."""
         return sorted((span.start, span.at) for span in self if span.at > span.start)
 
 

@@ -308,7 +308,7 @@ class _Fetch:
             return []  # nothing was left
 
     def forget(self) -> None:
-        """What arrived is of no use."""
+        """Discard the bytes so far: they are of no use."""
         for path in (self.part, self._notes):
             path.unlink(missing_ok=True)
 

@@ -52,7 +52,7 @@ def opener(alive: Alive, check_address: CheckAddress = lambda _: None) -> urllib
 
 
 def waited(call: Callable[[], Got], alive: Alive) -> Got:
-    """What ``call`` of another client gives, waited for in steps; raises what it raises.
+    """Return the result of another client's ``call``, and wait for it in steps; raises what it raises.
 
     Args:
         alive: asked before each; where it ends the wait, the call is left to its own time.

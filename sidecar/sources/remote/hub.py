@@ -163,7 +163,7 @@ def _below(folder: str, paths: Iterable[str]) -> list[str]:
 
 
 def _size(said: object) -> int | None:
-    """What the hub says that a file has; None where that is no size."""
+    """The size of a file by the hub's word; None if that is no size."""
     return said if isinstance(said, int) and said >= 0 else None
 
 

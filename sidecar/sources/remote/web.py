@@ -81,7 +81,7 @@ class Web:
 
 
 class Seen:
-    """What the headers of a file say."""
+    """The facts in a file's headers."""
 
     def __init__(self, answer: Answer) -> None:
         headers = answer.headers
@@ -104,7 +104,7 @@ class Http:
         self._options, self._headers = options, dict(headers or {})
 
     def look(self, uri: Uri) -> Seen:
-        """What there is, by asking for the first byte: a signed URL is good for GET alone."""
+        """Look at the file by a request for its first byte: a signed URL allows GET alone."""
         with self.get(uri, {"Range": "bytes=0-0"}) as answer:
             seen = Seen(answer)
             if answer.status == 416:

@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 @lru_cache(KINDS_KEPT)
 def _told(config: bytes) -> str:
-    """What of a configuration vLLM reads."""
+    """The parts of a configuration that vLLM reads."""
     told = json.loads(config)
     for name in _NAMES_THE_BASE:
         told.pop(name, None)

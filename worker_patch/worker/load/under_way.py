@@ -34,7 +34,7 @@ class Load(Generic[Prepared]):
 
     @property
     def adapter(self) -> Prepared | None:
-        """What the load brought, once it ended well."""
+        """The loaded adapter, once the load ended well."""
         return self.done.adapter if self.done is not None else None
 
     @property

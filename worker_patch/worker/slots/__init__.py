@@ -1,1 +1,1 @@
-"""Who is in memory, on the device and in a slot, and what a slot is made of."""
+"""The adapters in memory, on the device and in slots, and the parts of a slot."""

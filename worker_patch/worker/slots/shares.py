@@ -43,7 +43,7 @@ class Shares:
         return self._known[key]
 
     def size_bytes(self, files_bytes: int, targets: Collection[str], rank: int, itemsize: int) -> int:
-        """What this rank's share takes.
+        """Return the bytes of this rank's share.
 
         Args:
             files_bytes: of the whole adapter, in the engine's type.

@@ -33,7 +33,7 @@ LoraName = Annotated[str | None, Query(description="Only requests for this adapt
 
 
 class PauseBody(BaseModel):
-    """What pauses now."""
+    """The adapters that pause now."""
 
     status: Literal["paused", "resumed"] = Field(description="What was done")
     paused: list[str] = Field(description="`namespace/name` of each paused adapter; `*` for all requests")
