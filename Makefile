@@ -1,5 +1,5 @@
 # make demo    two real vLLM replicas agreeing on one folder (makes its environment first)
-# make test    everything CI runs: lint, types, the import arrows, all tests
+# make test    lint, types, the import arrows, and all tests but the long ones; CI also runs docs and test-ends
 #
 # Which PyTorch: `pip install torch==2.13.0` takes the CUDA build (several GB) on most machines.
 # The CPU build is enough for everything here; point pip at an index that has it and name it:

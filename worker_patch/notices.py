@@ -63,7 +63,7 @@ End = tuple[str, str]  # of a load: its number, and the worker's name
 
 
 class Waiting:
-    """One who waits for loads of an adapter to end. ``ended``: which did, and the bytes that each brought."""
+    """A wait for the end of an adapter's loads. ``ended``: the ended ones, and the bytes of each."""
 
     def __init__(self) -> None:
         self.ended: dict[End, int | None] = {}

@@ -24,7 +24,7 @@ class NameLocks:
 
     def __init__(self) -> None:
         self._changing: WeakSet[Changing] = WeakSet()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # their users hold them
 
     def of(self, name: str) -> asyncio.Lock:
         """Return the lock of the engine's ``name``."""

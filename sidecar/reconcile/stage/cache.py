@@ -214,7 +214,7 @@ class Copies:
     def _reserve(self, copying: Path, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, where every process sees it, so that all keep the bound together."""
         with self._lock.room():
-            shutil.rmtree(copying, ignore_errors=True)  # of one who died while making it
+            shutil.rmtree(copying, ignore_errors=True)  # a process died while it made this copy
             needs = self._measure() + record.spec.size_bytes
             for name in self._removable() if make_room else ():
                 if needs <= self.max_bytes:

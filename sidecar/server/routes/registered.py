@@ -155,7 +155,7 @@ def _within(sight: Sight, status: ReplicaStatus) -> ReplicaStatus | None:
 
 
 def _seen(sight: Sight, told: EventList) -> EventList:
-    """Keep the events of namespaces that may be read; those of a replica itself are for who may read all."""
+    """Keep the events of namespaces that may be read; a replica's own only if all may be read."""
     if sight == ALL:
         return told
     kept = tuple(one for one in told.events if one.key is not None and one.key[0] in sight)
@@ -163,7 +163,7 @@ def _seen(sight: Sight, told: EventList) -> EventList:
 
 
 def _told(sight: Sight, unreadable: Mapping[str, str]) -> dict[str, str]:
-    """Which files cannot be read; why, with their places, for who may read all."""
+    """The unreadable files; also why, and their places, if the caller may read all."""
     if not sight:
         return {}
     return {replica: why if sight == ALL else HIDDEN for replica, why in unreadable.items()}

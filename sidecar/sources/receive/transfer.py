@@ -50,7 +50,7 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         VolumeUnavailable: the volume does not take the file.
     """
     if target.is_file() and target.stat().st_size == (piece.size_bytes or -1):
-        return check(piece, target, uri, hash_of(target, piece))  # by who was killed over the next one
+        return check(piece, target, uri, hash_of(target, piece))  # from a killed process's fetch
     for attempt in range(TRIES):
         work = _Fetch(piece, target, parts, uri, meter, before_bytes)
         try:
