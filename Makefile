@@ -60,10 +60,10 @@ chaos: export CHAOS_MINUTES := $(CHAOS_MINUTES)
 chaos: env
 	@$(BIN)/pytest -rP tests/chaos $(PYTEST_ARGS)
 
-# Plugin, engine, sidecar and fleet suites on every vLLM that they are for, and the table in docs/engine.md:
+# Plugin, engine, sidecar, fleet and rust suites on every vLLM that they are for, and the table in docs/engine.md:
 #   make test-versions VERSIONS=0.33 SUITES="walk boot"
 VERSIONS ?=
-SUITES ?= plugin engine sidecar fleet
+SUITES ?= plugin engine sidecar fleet rust
 test-versions: env
 	@$(BIN)/python .ci/versions.py --write --suites $(SUITES) $(if $(VERSIONS),--versions $(VERSIONS))
 

@@ -4,9 +4,9 @@
 Results are kept by file: ``--files`` runs some of a suite's, and what was kept of the others stays.
 
 The plugin's suites run inside a version's environment, from ``PLUGIN_FROM`` on. The sidecar knows its engine
-over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine. The suite
-``fleet`` replaces replicas of ``FLEET_FROM`` by ones of the version, ``OTHER_ENGINE_PYTHON``, and back, and
-pauses ones of the version.
+over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine. So does the
+suite ``rust``, of vLLM's Rust front end. The suite ``fleet`` replaces replicas of ``FLEET_FROM`` by ones of
+the version, ``OTHER_ENGINE_PYTHON``, and back, and pauses ones of the version.
 
 Another version's environment has that vLLM and what it pins otherwise (``requirements/versions``); the rest
 is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files; where its
@@ -53,9 +53,10 @@ SUITES = {
         "tests/e2e/test_bad_input.py",
     ],
     "fleet": ["tests/e2e/test_two_versions.py", "tests/e2e/test_paused.py"],
+    "rust": ["tests/e2e/test_rust_front_end.py"],
 }
-SINCE = {"sidecar": "", "fleet": HERE}
-DEFAULT = ["plugin", "engine", "sidecar", "fleet"]
+SINCE = {"sidecar": "", "fleet": "0.33", "rust": "0.33"}  # the newest alone has a Rust front end
+DEFAULT = ["plugin", "engine", "sidecar", "fleet", "rust"]
 Found = dict[str, dict[str, Any]]  # of a suite, by file
 _TWO = "two engines with data parallelism do not start over another version's compiled files"
 # A test that fails on a version → why. One that is in no row is a defect to look into.
@@ -138,6 +139,8 @@ def _unpack(pin: str, site: Path, *, compiled: bool) -> None:
         with zipfile.ZipFile(wheel) as packed:
             inside = [name for name in packed.namelist() if name.startswith("vllm/")]
             packed.extractall(site, [name for name in inside if (".so" in name) is compiled])
+    if (front_end := site / "vllm" / "vllm-rs").exists():
+        front_end.chmod(0o755)
 
 
 def run(python: Path, paths: list[str], **variables: str) -> Found:
@@ -237,7 +240,7 @@ def main() -> None:
         for suite in suites:
             print(f"versions: {suite} on vLLM {version}", flush=True)
             paths = options.files or SUITES[suite]
-            if suite == "sidecar":
+            if suite in ("sidecar", "rust"):
                 found = run(Path(sys.executable), paths, ENGINE_PYTHON=str(python))
             elif suite == "fleet":
                 two = {"ENGINE_PYTHON": environment(FLEET_FROM), "OTHER_ENGINE_PYTHON": python}

@@ -82,6 +82,8 @@ def tell_base_alone() -> None:
 def unfit() -> str | None:
     """Why the plugin cannot serve in this vLLM, or None."""
     version, minor = _version()
+    if rust_front_end():
+        return "its Rust front end loads no plugin: unset VLLM_USE_RUST_FRONTEND, or serve with a sidecar"
     if minor is None:
         return f"its version, {version!r}, is none"
     if minor < _minors()[0]:
@@ -92,6 +94,13 @@ def unfit() -> str | None:
         return f"what is hooked is not there in {version}: {error}"
     lacks = next(surface.missing(), None) or next(probes.failing(), None)
     return None if lacks is None else f"it is version {version}, and {lacks}"
+
+
+def rust_front_end() -> bool:
+    """Whether what answers requests is no Python; the engine core loads the plugin all the same."""
+    from vllm import envs
+
+    return bool(getattr(envs, "VLLM_USE_RUST_FRONTEND", False))
 
 
 def untested() -> str | None:

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 def register() -> None:
     """``vllm.general_plugins``: called in the API server, in the engine core and in every worker."""
-    if compat.chosen() and compat.fits():
+    if not compat.chosen():
+        return
+    if compat.fits():
         from lora_fs.worker_patch.worker import hooks
 
         hooks.install()
+    elif compat.rust_front_end():  # it asks for no endpoint, which would say it
+        compat.tell_base_alone()
 
 
 def endpoint_plugin() -> Endpoint:

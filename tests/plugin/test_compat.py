@@ -91,6 +91,19 @@ def test_one_that_does_otherwise_does_not_start(version: str, monkeypatch: pytes
     check_not_hooked()
 
 
+def test_a_front_end_that_loads_no_plugin(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would answer 404 for every adapter, whatever the engine core hooks. Told where that is wanted."""
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(SystemExit, match="unset VLLM_USE_RUST_FRONTEND, or serve with a sidecar"):
+        plugin.register()
+    monkeypatch.setenv("LORA_FS_UNFIT", "serve-base")
+    plugin.register()
+    assert "NO ADAPTERS" in caplog.records[-1].getMessage()
+    check_not_hooked()
+
+
 def test_a_function_that_takes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_adapter(self: object, lora_request: object, extra: int) -> bool:
         return True
