@@ -56,11 +56,13 @@ def unread() -> None:
 
 def document(value: Mapping[str, Any] | list[Any], output: Format) -> str:
     """Return JSON or YAML for scripts, with a record's fencing token under its full name."""
+    text = json.dumps(renamed(value), indent=2)
     if output is Format.YAML:
         import yaml  # needed for this format alone
 
-        return yaml.safe_dump(renamed(value), sort_keys=False, allow_unicode=True).rstrip()
-    return json.dumps(renamed(value), indent=2)
+        # Of the JSON: YAML's writer refuses a text that is an enumeration's.
+        return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip()
+    return text
 
 
 def renamed(value: Any) -> Any:

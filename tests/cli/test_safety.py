@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -210,10 +212,19 @@ def test_the_fencing_token_is_named_for_what_it_is(two: LoraFs) -> None:
             assert "\n  token:" not in text
 
 
-def test_yaml_says_what_json_says(two: LoraFs) -> None:
+def test_every_format_of_every_command() -> None:
+    """Each command that prints a result takes -o; one that goes on serving, or prints a page, does not."""
+    assert {name for name in COMMANDS if "-o" not in options(name)} == {"sidecar", "gateway", "demo", "help"}
+
+
+def test_yaml_says_what_json_says(two: LoraFs, report: Report, folder: Folder) -> None:
     """The two are one document."""
-    for line in ("list", "show a", "status", "events", "quota", "version"):
-        assert yaml.safe_load(two(*line.split(), "-o", "yaml").out) == two(*line.split(), "-o", "json").json
+    report("pod-a", recent=seen(pointer=2, revision="v2"), phases={"a": Phase.FAILED}, revision="v2")
+    seconds = re.compile(r'("?seen_s"?: )[\d.]+')
+    looks = ("list", "show a", "status", "top", "events", "quota", "version", "fsck", "gc --dry-run")
+    for line in (*looks, f"validate {folder(3)}", "wait nobody --for deleted"):
+        forms = [seconds.sub(r"\1 0", two(*line.split(), "-o", form).out) for form in ("yaml", "json")]
+        assert yaml.safe_load(forms[0]) == json.loads(forms[1]), line
 
 
 def test_names_alone(two: LoraFs) -> None:
