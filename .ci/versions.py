@@ -58,12 +58,8 @@ SUITES = {
 SINCE = {"sidecar": "", "fleet": "0.33", "rust": "0.33"}  # the newest alone has a Rust front end
 DEFAULT = ["plugin", "engine", "sidecar", "fleet", "rust"]
 Found = dict[str, dict[str, Any]]  # of a suite, by file
-_TWO = "two engines with data parallelism do not start over another version's compiled files"
 # A test that fails on a version → why. One that is in no row is a defect to look into.
 FAILS = {
-    "test_a_load_that_one_engine_fails": _TWO,
-    "test_an_unload_frees_both": _TWO,
-    "test_they_say_what_one_engine_says": _TWO,
     "test_drafts_change_no_answer": (
         "a stock vLLM 0.30 ends at its first step with drafts, too: on a CPU without Triton its rejection "
         "sampler keeps the placeholder of Triton's kernel, which 0.31 replaces"

@@ -37,6 +37,8 @@ def plugin(
         "FAULTS": str(faults),
         "LORA_FS_RESYNC_S": "0.2",
         "LORA_FS_HOLD_TIMEOUT_S": "10",
+        # vLLM 0.33 gives each engine a memory node of its own, unless this is set; at 0 it simulates none.
+        "VLLM_CPU_SIM_MULTI_NUMA": "0",
     }
     with plugin_engine("two-engines", farm, model_dir, folder, *arguments, **settings) as plugin:
         yield plugin
