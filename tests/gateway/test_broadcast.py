@@ -282,14 +282,14 @@ def test_a_pause_waits_for_what_is_under_way_and_holds_the_rest(owned: Stubs, co
     owned.add()
     gateway = started(owned, replicas=1)
     assert complete(gateway.url, "a1").status_code == 200  # it is loaded
-    httpx.post(f"{owned.engines[0]}/hold").raise_for_status()
+    httpx.post(f"{owned.engines[0]}/hold", **LOCAL).raise_for_status()
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         running = pool.submit(complete, gateway.url, "a1")
         until(lambda: owned.counts(0)["under_way"] == 1)
         pausing = pool.submit(call, gateway.url, "/pause?mode=wait")
         done, _ = concurrent.futures.wait([running, pausing], timeout=0.5)
         assert not done
-        httpx.post(f"{owned.engines[0]}/release").raise_for_status()
+        httpx.post(f"{owned.engines[0]}/release", **LOCAL).raise_for_status()
         assert pausing.result().status_code == 200
         assert owned.counts(0)["under_way"] == 0
         assert running.result().status_code == 200
