@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from lora_fs.sidecar.reconcile.residents.effect import Effect, Scores
-from lora_fs.sidecar.reconcile.residents.probe import PROMPTS, EffectProbe
+from lora_fs.sidecar.reconcile.residents.effect import LEAST, Effect, Scores
+from lora_fs.sidecar.reconcile.residents.probe import MOST_TRIES, PROMPTS, EffectProbe
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 
 pytestmark = pytest.mark.anyio
@@ -31,10 +32,10 @@ class Effects(dict[str, Effect]):
 
 
 class Engine:
-    """Its one adapter, which clients use or not. ``scores``: what the adapter answers."""
+    """Its one adapter. ``scores``: what it answers, if the engine is not noisy while clients use adapters."""
 
     def __init__(self, scores: Scores) -> None:
-        self.scores, self.is_idle = scores, True
+        self.scores, self.is_idle, self.is_noisy = scores, True, False
         self.asked: asyncio.Queue[str | None] = asyncio.Queue()
         self.effects = Effects()
         self.base_scores: dict[str, Scores] = {}
@@ -51,6 +52,8 @@ class Engine:
     async def ask(self, name: str | None, prompt: str) -> Scores:
         self.asked.put_nowait(name)
         await asyncio.sleep(0)  # as an engine lets others run
+        if not self.is_idle and self.is_noisy:
+            return tuple(score + random.random() * LEAST for score in self.scores)
         return BASE if name is None and self.is_idle else tuple(self.scores)
 
 
@@ -96,3 +99,18 @@ async def test_the_base_model_is_asked_once(scores: Scores, found: Effect) -> No
             assert engine.effects == {DIGEST: found}
     asked = [engine.asked.get_nowait() for _ in range(engine.asked.qsize())]
     assert asked.count(None) == 2 * len(PROMPTS)
+
+
+async def test_what_clients_hid_is_found_when_they_pause() -> None:
+    """A stream may last longer than all tries beside it: the next look without one finds the adapter."""
+    engine = Engine(BASE)
+    engine.base_scores = dict.fromkeys(PROMPTS, BASE)
+    engine.is_idle, engine.is_noisy = False, True
+    with probing(engine) as probe:
+        probe.look()
+        asked = [await engine.asked.get() for _ in range(MOST_TRIES * len(PROMPTS) * 2)]
+        assert (set(asked), engine.effects) == ({ADAPTER}, {})
+        engine.is_idle = True
+        probe.look()
+        await engine.effects.known.wait()
+    assert engine.effects == {DIGEST: Effect.NONE}

@@ -2,7 +2,8 @@
 
 One short request at a time, with a pause after each: nothing waits for it, and it holds up no stream. The
 probe keeps an adapter loaded for one such request, and never loads one. It keeps its verdict on bytes by
-their digest. A silent engine, an unload or noise means unknown: it asks again, at most MOST_TRIES times.
+their digest. A silent engine, an unload or noise means unknown: it asks again, at most MOST_TRIES times
+while adapters are in use, and as often while none is.
 
 It asks the base model while no adapter is in use: vLLM before 0.33 on a CPU adds a neighbour's adapter to the
 base model's rows of a batch.
@@ -63,7 +64,7 @@ class EffectProbe:
     ) -> None:
         self._ask, self._residents, self._events, self._on_verdict = ask, residents, events, on_verdict
         self._pause_s, self._retry_s = pause_s, retry_s
-        self._tries: Counter[str] = Counter()
+        self._tries: Counter[tuple[str, bool]] = Counter()  # of bytes, beside other adapters or not
         self._is_mute = False  # the engine gives no log-probabilities
         self._due = asyncio.Event()
 
@@ -119,18 +120,19 @@ class EffectProbe:
         residents = self._residents
         for name, record in residents.records.items() if not self._is_mute else ():
             digest = record.spec.digest
-            unknown = digest not in residents.effects and self._tries[digest] < MOST_TRIES
-            if unknown and name in residents.paths and not residents.may_reread(name):
+            is_unknown = digest not in residents.effects
+            is_due = is_unknown and self._tries[digest, residents.is_idle] < MOST_TRIES
+            if is_due and name in residents.paths and not residents.may_reread(name):
                 yield name, record
 
     async def _judge(self, name: str, record: Record, base: Mapping[str, Scores]) -> None:
         digest, rounds, found = record.spec.digest, list[Round](), Effect.UNKNOWN
-        self._tries[digest] += 1
+        self._tries[digest, self._residents.is_idle] += 1
         try:
             for prompt in PROMPTS:
                 asked = await self._asked(name, prompt)
                 if asked is None:
-                    self._tries[digest] = MOST_TRIES
+                    self._give_up(digest)
                     return
                 rounds.append(Round(base[prompt], asked))
                 found = judge(rounds)
@@ -141,11 +143,16 @@ class EffectProbe:
             return
         if found is Effect.UNKNOWN:
             return
-        del self._tries[digest]
+        for is_idle in (True, False):
+            del self._tries[digest, is_idle]
         self._residents.effects[digest] = found
         if found is Effect.NONE:
             self._tell(name, record)
         self._on_verdict()
+
+    def _give_up(self, digest: str) -> None:
+        for is_idle in (True, False):
+            self._tries[digest, is_idle] = MOST_TRIES
 
     async def _asked(self, name: str, prompt: str) -> tuple[Scores, Scores] | None:
         answers = []
