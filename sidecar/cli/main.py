@@ -38,7 +38,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "validate": (
             "adapters.validate",
-            "Check the adapter in PATH as register would; exit 5 if it cannot be served",
+            "Check the adapter in PATH as register would; exit 5 if no replica can serve it",
         ),
         "sign": ("adapters.sign", "Sign every file of the folder PATH; the signature is PATH/model.sig"),
         "verify": (
@@ -48,7 +48,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "unregister": ("adapters.names", "Unregister NAME on every replica"),
         "set": ("adapters.amend", "Change NAME's policy, labels or retention"),
         "pin": ("adapters.amend", "Never evict NAME"),
-        "unpin": ("adapters.amend", "Restore the policy that NAME had before it was pinned"),
+        "unpin": ("adapters.amend", "Restore the policy that NAME had before its pin"),
     },
     "Revisions": {
         "evaluate": (
@@ -63,14 +63,17 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
     },
     "Look": {
-        "list": ("look.listing", "List what is registered; * marks the revision that the plain name serves"),
+        "list": (
+            "look.listing",
+            "List the registered adapters; * marks the revision that the plain name serves",
+        ),
         "show": ("look.show", "Show NAME: what it serves, and each of its revisions"),
         "get": ("look.get", "List the registered adapters, or show NAME"),
         "status": (
             "look.status",
             "Show every adapter on every replica; a line marked ! is a replica's problem",
         ),
-        "top": ("look.top", "Watch replicas, what is loaded, rates, and the adapters that fail or are busy"),
+        "top": ("look.top", "Watch replicas, loaded adapters, rates, and the adapters that fail or are busy"),
         "events": ("look.events", "Show recent events of every replica, of NAME or of all adapters"),
         "wait": (
             "look.wait",
