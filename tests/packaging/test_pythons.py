@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.process import LOCAL, free_port, spawn
+from lora_fs.demo.waiting import wait_until
 from lora_fs.worker_patch import compat
 from tests.packaging.test_install_plugin import plugin as plugin
 from tests.packaging.test_wheel import PYPROJECT, ROOT, execute
@@ -20,6 +21,7 @@ from tests.packaging.test_wheel import wheel as wheel
 from tests.registry.conftest import write_adapter
 
 OLD = "3.10"
+LISTED = "/v1/lora_adapters"
 # As vLLM's loader: what an entry point raises is told, and the server starts without it.
 LOADER = """
 from importlib.metadata import entry_points
@@ -107,7 +109,8 @@ def test_a_volume_is_made_filled_listed_and_served(installed: Path, tmp_path: Pa
     try:
         sidecar.wait_ready("/health")
         with httpx.Client(**LOCAL, base_url=sidecar.url) as client:
-            there = client.get("/v1/lora_adapters").json()
+            wait_until("the volume is read", lambda: client.get(LISTED).is_success, timeout_s=60)
+            there = client.get(LISTED).json()
             ready = client.get("/readyz")
         assert [one["name"] for one in there["data"]] == ["sql"]
         assert ready.status_code == 503  # its engine is nowhere
