@@ -40,7 +40,7 @@ def test_a_sound_filesystem(tmp_path: Path) -> None:
     verdict = examine(tmp_path, None, BRIEF)
     assert set(holds(verdict).values()) == {True}
     assert (verdict.ok, verdict.tier, verdict.advice) == (True, "cas", ())
-    assert max(delay.usual_s for delay in verdict.delays) < 0.25
+    assert max(delay.bound_s for delay in verdict.delays) < 0.25
 
 
 def test_what_lies_there_is_left_as_it_was(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_listing_that_lags_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_one_late_look_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine delays one try of many: that is told, and no mount options are advised."""
+    """A busy machine delays one try of many: the verdict has the delay, and advises no mount options."""
     real, since = atomic.list_names, list[float]()
 
     def late_once(folder: Path) -> list[str] | None:

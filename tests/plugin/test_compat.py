@@ -94,7 +94,7 @@ def test_one_that_does_otherwise_does_not_start(version: str, monkeypatch: pytes
 def test_a_front_end_that_loads_no_plugin(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would answer 404 for every adapter, whatever the engine core hooks. Told where that is wanted."""
+    """Every adapter would be 404: the server does not start, or warns where serve-base is set."""
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
     with pytest.raises(SystemExit, match="unset VLLM_USE_RUST_FRONTEND, or serve with a sidecar"):
         plugin.register()
