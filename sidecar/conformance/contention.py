@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.store.marker import has_hard_links
 from lora_fs.sidecar.registry.store.writer import LEASE_WAIT_S, Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 
 SCOPE = Scope("doctor", "probe")
@@ -143,7 +144,7 @@ def races(pair: Pair, share_s: float) -> Races:
 def make_registry(root: Path) -> None:
     """A registry of the suite's own."""
     with_folders = Registry(root, create=True)
-    atomic.make_folder(with_folders.layout.active(SCOPE))
+    make_folder(with_folders.layout.active(SCOPE))
     with_folders.close()
 
 

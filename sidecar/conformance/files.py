@@ -19,6 +19,7 @@ from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.registry.format.layout import HEAD, LEASES
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 Read = Literal["whole", "torn", "empty", "missing", "backwards", "refused"]
 SIZES_BYTES = (0, 300, 5_000, 40, 9_000)  # of the padding: shorter, longer, over a page
@@ -82,7 +83,7 @@ def read_once(folder: Path) -> tuple[Read, int]:
 def replacing(pair: Pair, share_s: float) -> Replaced:
     """Replace on one mount what the other one reads."""
     here, there = pair.make("replacing", ANSWER_S)
-    pair.here.agent.call(ANSWER_S, atomic.make_folder, here / LEASES)
+    pair.here.agent.call(ANSWER_S, make_folder, here / LEASES)
     pair.here.agent.call(ANSWER_S, replace_once, here, 1)
     pair.there.agent.start(read_for, there, share_s)
     pair.here.agent.start(replace_for, here, share_s)

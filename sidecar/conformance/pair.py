@@ -20,6 +20,7 @@ from lora_fs.sidecar.conformance.agent import Agent
 from lora_fs.sidecar.errors import InputError, NotFound, OperatorError, VolumeUnavailable
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.mounts import kind_of
 
 SCRATCH = f"{TEMPORARY}doctor-"
@@ -48,7 +49,7 @@ class Pair:
     def make(self, name: str, seen_within_s: float) -> tuple[Path, Path]:
         """A folder of the scratch folder, on both sides, once ``there`` sees it."""
         here, there = self.here.folder / name, self.there.folder / name
-        self.here.agent.call(ANSWER_S, atomic.make_folder, here)
+        self.here.agent.call(ANSWER_S, make_folder, here)
         if not self.there.agent.call(seen_within_s + ANSWER_S, _wait_for_folder, there, seen_within_s):
             raise VolumeUnavailable(
                 f"{there} does not show {seen_within_s:.0f} s after it was made as {here}"

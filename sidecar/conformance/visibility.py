@@ -30,6 +30,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.mounts import kind_of, timing_for
 
 TRIES = 25
@@ -209,7 +210,7 @@ def replace_head(folder: Path) -> None:
 def notified(pair: Pair, wait_s: float) -> bool | None:
     """Whether a replaced HEAD wakes a watcher on the other mount; None if none can watch."""
     here, there = pair.make("watched", ANSWER_S)
-    pair.here.agent.call(ANSWER_S, atomic.make_folder, here / LEASES)
+    pair.here.agent.call(ANSWER_S, make_folder, here / LEASES)
     if not pair.there.agent.call(ANSWER_S, watch, there):
         return None
     pair.here.agent.call(ANSWER_S, replace_head, here)

@@ -30,6 +30,7 @@ from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class Reporter:
                 if self._withdrawn:
                     return None
                 self._registry.check_identity()
-                atomic.make_folder(path.parent)
+                make_folder(path.parent, root=self._registry.layout.root)
                 is_status = isinstance(value, ReplicaStatus)
                 if is_status and self._written_by_another(path):
                     self._shared_until = self._clock() + SHARED_S

@@ -18,6 +18,7 @@ import httpx
 
 from lora_fs.demo.process import LOCAL
 from lora_fs.demo.waiting import NeverHappened, wait_until
+from lora_fs.sidecar.registry.format.layout import LEASES
 from tests.chaos.fleet import Fleet
 
 WHOLE_S = 120.0
@@ -131,6 +132,6 @@ def _away(fleet: Fleet) -> Iterator[None]:
     finally:
         root.rename(empty)
         away.rename(root)
-        made = [one.name for one in empty.iterdir() if one.name != ".replicas"]
+        made = [one.name for one in empty.iterdir() if one.name != LEASES]  # which filelock makes
         shutil.rmtree(empty)
         assert not made, f"made in an empty mount point: {made}"

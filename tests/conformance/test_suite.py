@@ -58,7 +58,7 @@ def not_exclusive(path: Path, data: bytes, names: TemporaryNames) -> bool:
     return True
 
 
-def in_place(path: Path, data: bytes, *, draft_in: Path | None = None, sync: bool = False) -> None:
+def in_place(path: Path, data: bytes, *, draft_in: Path | None = None, **_: object) -> None:
     with path.open("wb", buffering=0) as file:
         for at in range(0, len(data), 64):
             file.write(data[at : at + 64])

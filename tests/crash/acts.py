@@ -18,7 +18,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts, release
 from lora_fs.sidecar.registry.maintenance import garbage, gc
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 from tests.crash.tracing import Acknowledged
 from tests.registry.conftest import write_adapter
@@ -135,7 +135,7 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         collect(registry)  # of c1 its tombstones are left, which go now
         release.unregister(registry, SCOPE, "a1", writer="test", revision="v1")
         put(registry, SCOPE, first, name="b1", link=True)
-        atomic.make_folder(registry.layout.incoming(SCOPE))
+        make_folder(registry.layout.incoming(SCOPE))
         write_adapter(artifacts.temporary_in(registry.layout.incoming(SCOPE)))
         (registry.layout.active(SCOPE) / ".tmp-left").touch()
         registry.layout.lease("adopt-left").touch()

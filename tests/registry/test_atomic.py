@@ -20,6 +20,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, LinkUnsupported, NotRegular, TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put, served
@@ -313,8 +314,8 @@ def test_new_folders_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.Mo
     """The parent of every folder that is made is synced."""
     synced: list[Path] = []
     monkeypatch.setattr(atomic, "sync_folder", synced.append)
-    atomic.make_folder(tmp_path / "a" / "b")
-    atomic.make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
     assert synced == [tmp_path, tmp_path / "a"]
 
 
@@ -324,14 +325,20 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     place = tmp_path / "place"
     if there == "no folders":
         place.mkdir()
-        fail(monkeypatch, "mkdir", errno.ENOENT, times=1 << 30, when=lambda path: Path(path) == place / "a")
+        fail(
+            monkeypatch,
+            "mkdir",
+            errno.ENOENT,
+            times=1 << 30,
+            when=lambda path, **_: Path(path) == place / "a",
+        )
     elif there == "file":
         place.write_bytes(b"")
     else:
         place.symlink_to("nowhere")
     why = "No such file" if there == "no folders" else "a file or a broken link is in the way"
     with pytest.raises(VolumeUnavailable, match=why):
-        atomic.make_folder(place / "a" / "b")
+        make_folder(place / "a" / "b")
 
 
 def test_whoever_looks_sweeps(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
@@ -471,7 +478,7 @@ def test_a_volume_without_modes(
     before = os.umask(0o077)
     try:
         fail(monkeypatch, "chmod", code, times=1 << 30)
-        atomic.make_folder(tmp_path / "a")
+        make_folder(tmp_path / "a")
         assert atomic.publish(tmp_path / "a/b", DATA, names)
         atomic.replace(tmp_path / "HEAD", DATA)
     finally:
@@ -485,7 +492,7 @@ def test_a_mode_that_is_right_costs_nothing(
     """With a common umask no mode is changed, and no folder is looked at for a file."""
     tmp_path.chmod(0o755)
     changed = fail(monkeypatch, "chmod", errno.EIO, times=1 << 30)
-    atomic.make_folder(tmp_path / "a")
+    make_folder(tmp_path / "a")
     looked = fail(monkeypatch, "stat", errno.EIO, when=lambda at, **_: at == tmp_path)
     assert atomic.publish(tmp_path / "b", DATA, names)
     assert changed == []
@@ -497,7 +504,7 @@ def test_users_are_not_let_into_each_other_s_folders(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     before = os.umask(0o077)
     try:
-        atomic.make_folder(tmp_path / "a")
+        make_folder(tmp_path / "a")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755

@@ -23,11 +23,13 @@ from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import What, collect
+from lora_fs.sidecar.registry.store import writer
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import fail, without_links
@@ -173,7 +175,7 @@ def test_a_wrong_clock_collects_nothing_young(
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1))
     release.unregister(registry, scope, "a1", writer="test", revision="v1")
-    atomic.make_folder(registry.layout.incoming(scope))
+    make_folder(registry.layout.incoming(scope))
     (registry.layout.active(scope) / ".tmp-of-a-writer-at-work").touch()
     registry.close()
     real = time.time
@@ -764,20 +766,20 @@ def test_an_empty_revision_goes_under_a_writer(
     """An old revision without a file goes; one who was about to write there makes it again."""
     put(registry, scope, make_adapter())
     empty = registry.layout.scope(scope) / "v9"
-    atomic.make_folder(empty)
+    make_folder(empty)
     assert compact(registry, scope) == 1
     assert not empty.exists()
     record = registry.latest(registry.records(series_key(scope)))[1]
     assert record is not None
-    atomic.make_folder(empty)
-    real, times = atomic.make_folder, list[int]()
+    make_folder(empty)
+    real, times = make_folder, list[int]()
 
     def removed_behind_it(folder: Path, **more: Any) -> None:
         real(folder, **more)
         if folder == empty and not times:
             times.append(compact(registry, scope))
 
-    monkeypatch.setattr(atomic, "make_folder", removed_behind_it)
+    monkeypatch.setattr(writer, "make_folder", removed_behind_it)
     fields = record.model_dump(mode="json", include={"uid", "state", "origin", "spec"})
     key = AdapterKey(*scope, "v9", "a1")
     registry.append(registry.records(key), lambda _: {**fields, "revision": "v9"}, writer="test")

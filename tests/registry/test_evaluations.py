@@ -23,7 +23,7 @@ from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter
 from tests.registry.test_compaction import LONG_AGO_S, compact_whole
@@ -112,16 +112,16 @@ def test_a_folder_that_gc_removes_is_made_anew(
     registry: Registry, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes between the writer's look and its draft, as an old one that is empty may."""
-    real, key, gone = atomic.make_folder, AdapterKey(*scope, "v1", "a1"), list[Path]()
+    real, key, gone = make_folder, AdapterKey(*scope, "v1", "a1"), list[Path]()
     registry.layout.evaluations(scope).mkdir(parents=True)
 
-    def make_and_lose(folder: Path, **more: bool) -> None:
-        real(folder, **more)
+    def make_and_lose(folder: Path, root: Path) -> None:
+        real(folder, root=root)
         if not gone:
             folder.rmdir()
             gone.append(folder)
 
-    monkeypatch.setattr(atomic, "make_folder", make_and_lose)
+    monkeypatch.setattr(evaluations, "make_folder", make_and_lose)
     evaluations.write(registry, evaluation(key))
     assert gone == [registry.layout.evaluation(key).parent]
     assert registry.layout.evaluation(key).exists()

@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail
@@ -350,7 +351,7 @@ def test_a_folder_that_cannot_be_served_is_told_and_stays(two: Registry, scope: 
 def test_what_is_young_is_passed_over(two: Registry, scope: Scope) -> None:
     """A folder being dropped and a copy under way are nobody's leftovers yet."""
     write_adapter(two.layout.artifact(AdapterKey(*scope, "v1", "b1")))
-    atomic.make_folder(two.layout.incoming(scope))
+    make_folder(two.layout.incoming(scope))
     write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
     assert look(two, older_than_s=3600) == []
     assert [finding.kind for finding in look(two)] == [Kind.NO_RECORD, Kind.HALF]
@@ -401,7 +402,7 @@ def test_a_name_that_serves_nothing_registered_is_told(two: Registry, scope: Sco
 
 def test_leftovers_go(two: Registry, scope: Scope) -> None:
     """Temporary names and half copies, wherever writers leave them."""
-    atomic.make_folder(two.layout.incoming(scope))
+    make_folder(two.layout.incoming(scope))
     write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
     (two.layout.revision(scope, "v1") / ".tmp-x").touch()
     (two.layout.root / ".tmp-y").touch()

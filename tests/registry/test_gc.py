@@ -197,7 +197,7 @@ def test_registered_again_at_the_worst_moment(
     """Whichever of gc's removal and register's record comes first, the adapter has its bytes."""
     source, artifact = make_adapter(), registry.layout.artifact(key)
     answers = [True, False]  # the record came between the look and the removal: put back
-    collect([garbage.artifact(artifact, "test", lambda: answers.pop(0))])
+    collect([garbage.artifact(registry.layout, key, "test", lambda: answers.pop(0))])
     assert artifact.is_dir()
 
     def unknown() -> bool:  # the second time the volume does not answer
@@ -205,7 +205,8 @@ def test_registered_again_at_the_worst_moment(
             raise VolumeUnavailable("cannot list it")
         return True
 
-    assert str(collect([garbage.artifact(artifact, "test", unknown)])[artifact]) == "cannot list it"
+    kept = collect([garbage.artifact(registry.layout, key, "test", unknown)])
+    assert str(kept[artifact]) == "cannot list it"
     assert artifact.is_dir()
     with pytest.MonkeyPatch.context() as patch:  # removed between register's look and its record
         real = Registry.append
@@ -331,7 +332,7 @@ def test_what_register_placed_anew_is_not_overwritten(
             write_adapter(artifact, seed=7)
         return answers.pop(0)
 
-    collect([garbage.artifact(artifact, "test", still)])
+    collect([garbage.artifact(registry.layout, key, "test", still)])
     assert len(os.listdir(artifact)) == 2
     assert os.listdir(registry.layout.incoming(key.scope)) == []
 

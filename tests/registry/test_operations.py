@@ -33,7 +33,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation, validate
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail, full_below
@@ -518,7 +518,7 @@ def test_who_may_read_the_root_may_read_what_is_registered(
     registry = Registry(home, create=True)
     if takes:
         incoming = registry.layout.incoming(scope) / "came"
-        atomic.make_folder(incoming.parent)
+        make_folder(incoming.parent)
         shutil.copytree(source, incoming)
         source = incoming
         for path in (incoming, *incoming.iterdir()):

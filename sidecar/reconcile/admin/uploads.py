@@ -26,6 +26,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.release import present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.sources.receive import tarball
 from lora_fs.sidecar.validate import Expectation
@@ -71,7 +72,7 @@ class Uploads:
         key = AdapterKey(*scope, upload.revision or "v1", name)
         self._check_size(upload.size_bytes or 0)
         folder = artifacts.temporary_in(self.registry.layout.incoming(scope))
-        arriving = _Arriving(folder)
+        arriving = _Arriving(self.registry.layout.root, folder)
         kept = False
         try:
             with anyio.fail_after(self.most_s):
@@ -158,7 +159,7 @@ class Uploads:
             archive = folder / ARCHIVE
             if archive.exists():
                 source = folder / "adapter"
-                atomic.make_folder(source)
+                make_folder(source, root=self.registry.layout.root)
                 tarball.unpack(archive, source, "the upload", self.most_bytes)
             atomic.sync_names(source)
             ready = replace(received, source=source)
@@ -173,8 +174,8 @@ class Uploads:
 class _Arriving:
     """The files of one upload on the volume. Blocking; one call at a time, also where nobody waits for it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._folder = root, folder
         self._files: dict[str, BinaryIO] = {}
         self._lock, self._discarded = threading.Lock(), False
 
@@ -182,7 +183,7 @@ class _Arriving:
         """Make their folder."""
         with self._lock:
             if not self._discarded:
-                atomic.make_folder(self._folder)
+                make_folder(self._folder, root=self._root)
 
     def append(self, name: str, data: bytes) -> None:
         """Begin one of them, or write on."""

@@ -27,6 +27,7 @@ from lora_fs.sidecar.registry.store.head import advance_head
 from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, was_written_to, write_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 
 def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False) -> list[str]:
@@ -41,9 +42,9 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
     """
     layout = Layout(path)
     check_empty(path)
-    atomic.make_folder(path, inherit=False)
+    make_folder(path, inherit=False)
     for folder in (layout.leases, layout.replicas, layout.events):
-        atomic.make_folder(folder)
+        make_folder(folder)
     tier = find_tier(path)
     away = [one for one in contents.records.values() if one.present and not is_whole(layout, one)]
     homes = {record.key: _at_home(layout, record) for record in away}
@@ -63,7 +64,7 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
                 following = _next(home)
                 _lay(folder, following, seal(following), tier, names)
         for key, data in contents.evaluations.items():
-            atomic.make_folder(layout.evaluation(key).parent)
+            make_folder(layout.evaluation(key).parent)
             atomic.replace(layout.evaluation(key), data, sync=True)
         write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names)
         advance_head(path, epoch)
@@ -123,6 +124,8 @@ def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes
     """Place one folder. It is whole and synced before it has its name."""
     served, target = {entry.path for entry in record.spec.files}, layout.artifact(record.key)
     draft = artifacts.temporary_in(layout.incoming(record.key.scope))
+    for folder in (draft.parent, target.parent):
+        make_folder(folder)
     try:
         with Taker(draft) as taker:
             for member, reader in members:
@@ -144,7 +147,7 @@ def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes
 def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: TemporaryNames) -> None:
     token = body.token if tier == "lww" else ""
     path = folder / generation_name(body.name, body.generation, token)
-    atomic.make_folder(folder)
+    make_folder(folder)
     there = atomic.read_bytes(path)
     try:
         if tier == "lww" and there is None:

@@ -155,6 +155,7 @@ def copy_files(
     files: Sequence[str],
     progress: Progress | None = None,
     *,
+    root: Path | None = None,
     sync: bool = True,
     folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
@@ -162,6 +163,7 @@ def copy_files(
     """Copy and hash the served files into a new folder, and copy those carried along.
 
     Args:
+        root: of the registry that ``target`` belongs to; None: its parent exists.
         sync: make it survive a power loss; a copy that a restart makes anew need not.
         folder_fd: ``source``, opened by the caller; None: open it, and follow no link on its way.
     Raises:
@@ -170,7 +172,7 @@ def copy_files(
     """
     with (
         opened(source) if folder_fd is None else nullcontext(folder_fd) as folder,
-        Taker(target, sync=sync) as taker,
+        Taker(target, root=root, sync=sync) as taker,
     ):
         for name in files:
             _take(taker, source / name, folder, progress)
@@ -185,6 +187,7 @@ def drafted(
     draft: Path,
     files: Sequence[FileEntry],
     *,
+    root: Path,
     folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
 ) -> Iterator[Path]:
@@ -195,7 +198,7 @@ def drafted(
     """
     try:
         names = [entry.path for entry in files]
-        copied = copy_files(source, draft, names, folder_fd=folder_fd, carried=carried)
+        copied = copy_files(source, draft, names, root=root, folder_fd=folder_fd, carried=carried)
         if digest_of(copied) != digest_of(files):
             raise Conflict(f"{source} changed while it was copied: try again")
         yield draft
@@ -216,12 +219,11 @@ def carry(source: Path, folder: int, taker: Taker, names: Sequence[str] = CARRIE
 
 
 def place(draft: Path, target: Path) -> bool:
-    """Rename a finished copy to its place. False if something lies there already.
+    """Rename a finished copy to its place, in a folder that is there. False if something lies there already.
 
     Either way what lies there survives a power loss by its name: who placed it may have died before.
     It marks a copy that no record names yet, until ``unmark``, as one that nobody dropped.
     """
-    atomic.make_folder(target.parent)
     placed = True
     try:
         os.rename(draft, target)

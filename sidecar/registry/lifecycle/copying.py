@@ -22,6 +22,7 @@ from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
 from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.trust import BUNDLE, Refusal, read_bundle
 from lora_fs.sidecar.validate import Expectation, Report, looks_preallocated, open_adapter, validate
 
@@ -122,6 +123,7 @@ def judged(
     expectation: Expectation,
     draft: Path | None,
     *,
+    root: Path | None = None,
     namespace: str = "",
     still: str | None,
     progress: Progress | None = None,
@@ -130,6 +132,7 @@ def judged(
 
     Args:
         draft: a folder that is not there; None: the bytes stay where they are.
+        root: of the registry that the draft belongs to.
         namespace: whose signers count, where the expectation names some.
         still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
@@ -138,7 +141,7 @@ def judged(
     """
     try:
         source.check_still(still)
-        with Taker(draft, marked=True) as taker:
+        with Taker(draft, root=root, marked=True) as taker:
             report = validate(
                 source.path, expectation, progress=progress, taking=taker, folder_fd=source.folder
             )
@@ -234,7 +237,8 @@ class Copy:
         if known is not None:
             return nullcontext(known)
         draft = new_draft(self.registry, self.key.scope)
-        return artifacts.drafted(source.path, draft, self.judged.files, folder_fd=source.folder)
+        root = self.registry.layout.root
+        return artifacts.drafted(source.path, draft, self.judged.files, root=root, folder_fd=source.folder)
 
     def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.
@@ -249,6 +253,7 @@ class Copy:
             artifacts.mark(draft)
         if recorded:
             artifacts.unmark(draft)
+        make_folder(self.target.parent, root=self.registry.layout.root)
         if artifacts.place(draft, self.target):
             return
         there = artifacts.hash_files(self.target, [entry.path for entry in self.judged.files])

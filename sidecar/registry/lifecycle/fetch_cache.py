@@ -36,6 +36,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 
 ASK_AGAIN_S = 0.5
@@ -100,7 +101,7 @@ def fetched(
     if ready is not None:
         yield ready
         return
-    atomic.make_folder(folder.parent)
+    make_folder(folder.parent, root=registry.layout.root)
     with _turn(registry.layout.lease(name), folder, uri, wait_s, waiting):
         ready, damaged = _placed(registry, hint, uri, pin)
         if ready is not None:
@@ -108,7 +109,7 @@ def fetched(
             return
         if pin is None:
             artifacts.discard(folder)
-        atomic.make_folder(folder)
+        make_folder(folder, root=registry.layout.root)
         try:
             adapter, _ = bring(folder)
             atomic.sync_names(adapter)

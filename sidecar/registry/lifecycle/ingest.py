@@ -146,7 +146,15 @@ def register(
         draft = None if stays else new_draft(registry, scope)
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
         found = stack.enter_context(
-            judged(source, expectation, draft, namespace=scope.namespace, still=still, progress=progress)
+            judged(
+                source,
+                expectation,
+                draft,
+                root=registry.layout.root,
+                namespace=scope.namespace,
+                still=still,
+                progress=progress,
+            )
         )
         if stays:  # no draft proves that this volume holds the registry that was checked
             registry.check_writable()
@@ -313,7 +321,8 @@ class _Task:
         activates = wanted.activate and (before is None or before.revision is None)
         try:
             if activates:
-                gating.check(registry, record)
+                if not is_new:  # ``_new`` asked for a new one
+                    gating.check(registry, record)
                 pointer = point(
                     registry,
                     self.scope,

@@ -61,7 +61,7 @@ def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
             bad = [entry for entry in record.spec.files if not _holds(target, entry)]
             if not bad:
                 return []
-            with artifacts.drafted(atomic.real_path(good), draft, bad, carried=()):
+            with artifacts.drafted(atomic.real_path(good), draft, bad, root=layout.root, carried=()):
                 for entry in bad:
                     permissions.share_file(draft / entry.path, target)
                     os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)

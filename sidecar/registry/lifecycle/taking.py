@@ -17,6 +17,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.volume import atomic, permissions
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 LEAST_BYTES = 64 << 10  # read at once, whatever a file's size is said to be
 BESIDE_BYTES = 512 << 10  # a smaller part is hashed here: a thread takes longer to begin
@@ -45,6 +46,7 @@ class Taker:
 
     Args:
         folder: a new one, made when the first file comes; None: write nothing.
+        root: of the registry that the folder belongs to; None: the folder's parent exists.
         sync: make it survive a power loss.
         marked: see ``place``.
     Attributes:
@@ -53,8 +55,11 @@ class Taker:
         TargetUnavailable: the folder did not take them.
     """
 
-    def __init__(self, folder: Path | None, *, sync: bool = True, marked: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None, *, root: Path | None = None, sync: bool = True, marked: bool = False
+    ) -> None:
         self.folder, self.files = folder, list[FileEntry]()
+        self._root = root
         self._sync, self._marked = sync, marked
         self._name, self._size, self._digest = "", 0, hashlib.sha256()
         self._beside: ThreadPoolExecutor | None = None
@@ -94,6 +99,8 @@ class Taker:
         if self.folder is None:
             return
         if not self.files:
+            if self._root is not None:
+                make_folder(self.folder.parent, root=self._root)
             _make_draft(self.folder, marked=self._marked)
         with writing(self.folder / name):
             self._writer = (self.folder / name).open("xb")
@@ -122,7 +129,6 @@ class Taker:
 
 
 def _make_draft(folder: Path, *, marked: bool) -> None:
-    atomic.make_folder(folder.parent)
     with writing(folder):
         folder.mkdir()
         permissions.share_folder(folder, folder.parent)

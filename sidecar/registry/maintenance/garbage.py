@@ -18,9 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.registry.format.layout import INCOMING, TEMPORARY
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry.format.layout import TEMPORARY, Layout
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 
 class What(StrEnum):
@@ -55,9 +57,10 @@ def leftover(path: Path, why: str) -> Garbage:
     return Garbage(path, What.LEFTOVER, why, size_of(path), remove)
 
 
-def artifact(path: Path, why: str, still: Callable[[], bool]) -> Garbage:
+def artifact(layout: Layout, key: AdapterKey, why: str, still: Callable[[], bool]) -> Garbage:
     """A revision's own folder. ``still``: whether it may go, called before and after the move aside."""
-    return Garbage(path, What.ARTIFACT, why, size_of(path), partial(_remove_artifact, path, still))
+    path, remove = layout.artifact(key), partial(_remove_artifact, layout, key, still)
+    return Garbage(path, What.ARTIFACT, why, size_of(path), remove)
 
 
 def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
@@ -83,15 +86,15 @@ def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
     return kept
 
 
-def _remove_artifact(path: Path, still: Callable[[], bool]) -> None:
+def _remove_artifact(layout: Layout, key: AdapterKey, still: Callable[[], bool]) -> None:
     """Move it aside. Put it back if somebody registered it meanwhile.
 
     ``register`` looks for its artifact once more after its record: one of the two sees the other.
     """
     if not still():
         return
-    incoming = path.parent.parent / INCOMING
-    atomic.make_folder(incoming)
+    path, incoming = layout.artifact(key), layout.incoming(key.scope)
+    make_folder(incoming, root=layout.root)
     aside = artifacts.temporary_in(incoming)
     os.rename(path, aside)
     try:

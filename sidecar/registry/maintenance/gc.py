@@ -147,7 +147,7 @@ def unfinished(
             files = list_names(folder) or ()
             if REGISTERING in files and not _arrived(folder, files, older_than_s) and not is_named(folder):
                 still = partial(_is_unrecorded, registry, key)
-                yield artifact(folder, "a copy that no record came to name", still)
+                yield artifact(registry.layout, key, "a copy that no record came to name", still)
 
 
 def _arrived(folder: Path, files: Sequence[str], older_than_s: float) -> bool:
@@ -174,10 +174,9 @@ def _withdrawn(
             if key in in_use:
                 continue
             record = _tombstone(registry, key, older_than_s, entries.records[name])
-            folder = registry.layout.artifact(key)
-            if record is not None and not is_named(folder):
+            if record is not None and not is_named(registry.layout.artifact(key)):
                 still = partial(_is_withdrawn, registry, key, older_than_s)
-                yield artifact(folder, f"unregistered at {record.updated_at}", still)
+                yield artifact(registry.layout, key, f"unregistered at {record.updated_at}", still)
 
 
 def _is_withdrawn(registry: Registry, key: AdapterKey, older_than_s: float) -> bool:

@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
 from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.survey import State, series_of
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
 
 
@@ -92,7 +92,7 @@ class Mender:
         folder = next(self._elsewhere(record), None)
         if folder is None:
             return "the same bytes lie nowhere else: import an export that has them, or unregister it"
-        atomic.make_folder(layout.artifact(record.key))
+        make_folder(layout.artifact(record.key), root=layout.root)
         mend_files(layout, folder, record)
         return None
 

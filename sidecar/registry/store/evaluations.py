@@ -12,6 +12,7 @@ from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 TRIES: Final = 3  # gc may remove an old folder that is empty, and never the one that is made then
 _WENT: Final = (FileNotFoundError, FileExistsError)  # before or after it was found to exist
@@ -46,7 +47,7 @@ def write(reader: Reader, evaluation: Evaluation) -> None:
     path, data = reader.layout.evaluation(_key(evaluation)), seal(evaluation)
     for attempt in range(TRIES):
         try:
-            atomic.make_folder(path.parent)
+            make_folder(path.parent, root=reader.layout.root)
             atomic.replace(path, data, sync=True)
             return
         except VolumeUnavailable as error:

@@ -25,6 +25,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.format.layout import TEMPORARY, Layout
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder, marked
 
 logger = logging.getLogger(__name__)
 
@@ -204,15 +205,21 @@ def advance_head(
     while len(data := seal(after)) > MAX_BYTES and after.changes:
         fewer = after.changes[1:] if len(after.changes) > 2 else ()
         after = after.model_copy(update={"changes": fewer})
-    layout = Layout(root)
     try:
-        atomic.replace(layout.head, data, draft_in=layout.leases)
+        _put(root, data)
     except VolumeUnavailable as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        atomic.make_folder(layout.leases)
-        atomic.replace(layout.head, data, draft_in=layout.leases)
+        make_folder(Layout(root).leases, root=root)
+        _put(root, data)
     return after
+
+
+def _put(root: Path, data: bytes) -> None:
+    """Let HEAD hold ``data``, in a root that holds the marker."""
+    layout = Layout(root)
+    with atomic.explained(f"cannot replace {layout.head}"), marked(root) as handle:
+        atomic.replace(layout.head, data, draft_in=layout.leases, into=handle)
 
 
 class _Written(threading.local):

@@ -28,6 +28,7 @@ from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
 from lora_fs.sidecar.registry.store.head import Head, current_head
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.mounts import mount_of
 
 FORMAT = 1
@@ -100,14 +101,14 @@ def create(root: Path) -> Created:
     layout = Layout(root)
     names = atomic.list_names(root)
     if names is None:
-        atomic.make_folder(root, inherit=False)
+        make_folder(root, inherit=False)
         names = []
     if layout.marker.name in names:
         return Created(_read_fresh_marker(root), made=False)
     if was_written_to(root):
         raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
     for folder in (layout.leases, layout.replicas, layout.events):  # so that each can be a mount of its own
-        atomic.make_folder(folder)
+        make_folder(folder)
     tier = find_tier(root)
     if layout.head.name not in names:
         first = Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))

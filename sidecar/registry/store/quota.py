@@ -27,6 +27,7 @@ from lora_fs.sidecar.registry.format.layout import QUOTA, Generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease
 
 WINDOW_S = 60.0
@@ -92,7 +93,7 @@ class Accounts:
     def write(self, quota: Quota) -> None:
         """Let a quota be in force, from the next registration on. It survives a power loss."""
         path = self._reader.layout.quota(quota.namespace)
-        atomic.make_folder(path.parent)
+        make_folder(path.parent, root=self._reader.layout.root)
         atomic.replace(path, seal(quota), sync=True)
 
     def remove(self, namespace: str) -> None:

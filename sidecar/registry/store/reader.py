@@ -27,6 +27,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.store.marker import Marker, is_registry, missing, read_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
+from lora_fs.sidecar.registry.volume.folders import check_marked
 
 Body = TypeVar("Body", Record, Pointer)
 Known = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
@@ -200,12 +201,23 @@ class Reader:
             at = at / name
         return atomic.list_names(self.layout.scope(scope)) or []
 
+    def _names(self, folder: Path) -> list[str]:
+        """The names in a folder; none if it is not there, and the registry is: a lost volume has none either.
+
+        Raises:
+            VolumeUnavailable: the volume does not list it, or the registry is gone.
+        """
+        names = atomic.list_names(folder)
+        if names is None:
+            check_marked(self.layout.root)
+        return names or []
+
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
         """The revisions in which a name has records or a folder."""
         found = {}
-        for revision in atomic.list_names(self.layout.scope(scope)) or ():
+        for revision in self._names(self.layout.scope(scope)):
             if is_segment(revision):
-                names = atomic.list_names(self.layout.revision(scope, revision)) or ()
+                names = self._names(self.layout.revision(scope, revision))
                 own = [entry for entry in names if entry == name or entry.startswith(f"{name}.@")]
                 if own:
                     found[revision] = Listing.of(own)
@@ -216,7 +228,7 @@ class Reader:
 
         Raises:
             CorruptRecord: not there, no file, its seal does not hold, or it belongs elsewhere.
-            VolumeUnavailable: the volume did not answer.
+            VolumeUnavailable: the volume did not answer, or the registry is gone.
         """
         path = series.folder / generation_name(series.name, *generation)
         try:
@@ -224,6 +236,7 @@ class Reader:
         except NotRegular as error:
             raise CorruptRecord(str(error)) from error
         if data is None:
+            check_marked(self.layout.root)
             raise CorruptRecord(f"{path}: listed and not there")
         try:
             body = decode(series.kind, data)
@@ -258,7 +271,7 @@ class Reader:
     def generations(self, series: Series[Body]) -> list[Generation]:
         """The generations listed, the greatest first."""
         own = f"{series.name}.@"
-        names = atomic.list_names(series.folder) or ()
+        names = self._names(series.folder)
         parsed = (parse_generation(name) for name in names if name.startswith(own))
         return sorted((p[1] for p in parsed if p), reverse=True)
 

@@ -35,6 +35,7 @@ from lora_fs.sidecar.registry.store.quota import Accounts
 from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
+from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 
 LEASE_WAIT_S = 0.25
@@ -198,7 +199,7 @@ class Registry(Reader):
             )
         sealed = seal(body)
         if top.generation == 0:  # the maker of these folders may have died before it synced them
-            atomic.make_folder(series.folder)
+            make_folder(series.folder, root=self.layout.root)
             for folder in series.folder.parents:
                 if folder.is_relative_to(self.layout.root):
                     self._sync_once(folder)

@@ -125,22 +125,6 @@ def list_names(folder: Path) -> list[str] | None:
     raise AssertionError("unreachable")
 
 
-def make_folder(folder: Path, *, inherit: bool = True) -> None:
-    """Create a folder and its parents, durably; it may exist. ``inherit``: take the parent's modes."""
-    with explained(f"cannot create {folder}"):
-        try:
-            made = _is_made(folder)
-        except FileNotFoundError:
-            if folder.parent == folder:
-                raise
-            make_folder(folder.parent, inherit=inherit)
-            made = _is_made(folder)  # once: /proc and automounters' folders are there, and take none
-        if made:
-            if inherit:
-                permissions.share_folder(folder, folder.parent)
-            sync_folder(folder.parent)
-
-
 def is_folder(path: Path) -> bool:
     """Return whether a folder is there, links followed.
 
@@ -181,27 +165,22 @@ def real_path(path: Path) -> Path:
     raise AssertionError("unreachable")
 
 
-def _is_made(folder: Path) -> bool:
-    """Make a folder; False if there is one."""
-    try:
-        os.mkdir(folder)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or not folder.is_dir():
-            raise
-        return False
-    return True
-
-
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the filesystem can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        sync_opened(handle)
+    finally:
+        _close(handle)
+
+
+def sync_opened(folder: int) -> None:
+    """Do ``sync_folder`` by a handle."""
+    try:
+        os.fsync(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
-    finally:
-        _close(handle)
 
 
 def sync_names(folder: Path) -> None:
@@ -331,18 +310,21 @@ def create_unique(path: Path, data: bytes) -> None:
         raise unavailable(error, f"cannot write {path}") from error
 
 
-def replace(path: Path, data: bytes, *, draft_in: Path | None = None, sync: bool = False) -> None:
+def replace(
+    path: Path, data: bytes, *, draft_in: Path | None = None, into: int | None = None, sync: bool = False
+) -> None:
     """Replace a file whole. Readers see the old or the new one (or, on some, neither).
 
     Args:
         draft_in: another folder of the volume to write it in first. A watcher of ``path``'s own
             folder then gets one new name, not a pair that it waits half a second for.
+        into: a handle on ``path``'s folder: it comes into that one, whatever is mounted meanwhile.
         sync: let it survive a power loss. Not for hints: a hint that a power loss tears fails its seal
             and is made anew. A sync would make every other writer of the volume wait.
     """
     temporary = write_temporary(draft_in or path.parent, data, sync=sync)
     try:
-        os.replace(temporary, path)
+        os.replace(temporary, path if into is None else path.name, dst_dir_fd=into)
     except OSError as error:
         _discard(temporary)
         raise unavailable(error, f"cannot replace {path}") from error

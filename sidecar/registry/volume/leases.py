@@ -26,6 +26,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import make_folder
 
 if TYPE_CHECKING:
     from filelock import SoftFileLease
@@ -50,7 +51,8 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     """Hold the lease at ``path`` inside the block. Yields True if it acquired the lease.
 
     Args:
-        path: the lockfile; its folder exists.
+        path: the lockfile, in a folder of a registry's root. filelock makes that folder wherever it is
+            missing, an empty mount point included, so it is made here first.
         wait_s: seconds to wait for it; 0 asks once.
     """
     from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout  # who only reads needs none of it
@@ -60,8 +62,11 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     if lock is None:
         lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
     try:
+        if not path.parent.is_dir():
+            make_folder(path.parent, root=path.parent.parent)
         lock.acquire(timeout=wait_s, poll_interval=_CHANCE.uniform(0.005, 0.02))
-    except (Timeout, OSError, LeaseSettingsMismatch, RuntimeError) as error:  # the last: no thread is left
+    except (Timeout, OSError, VolumeUnavailable, LeaseSettingsMismatch, RuntimeError) as error:
+        # RuntimeError: no thread is left
         logger.debug("lease %s not acquired: %s", path.name, error, extra=event("lease.not_had"))
         if lock.is_locked:  # and nothing to refresh it
             with suppress(OSError):
