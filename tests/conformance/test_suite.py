@@ -62,9 +62,7 @@ def in_place(path: Path, data: bytes, *, draft_in: Path | None = None, **_: obje
     with path.open("wb", buffering=0) as file:
         for at in range(0, len(data), 64):
             file.write(data[at : at + 64])
-            time.sleep(
-                0.001
-            )  # as a slow volume does: a reader beside it meets a half file, on a busy machine too
+            time.sleep(0.001)  # as a slow volume: a reader beside it meets a half file, on a busy machine too
 
 
 @contextmanager
