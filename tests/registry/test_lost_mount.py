@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from lora_fs.sidecar.model import AdapterKey, Quota
 from lora_fs.sidecar.registry.format.layout import LEASES
 from lora_fs.sidecar.registry.store import evaluations, head, writer
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic, leases
 from tests.crash import acts
 from tests.crash.acts import ACTS, SCOPE, Stage
@@ -128,3 +130,24 @@ def test_nor_by_what_is_beside_the_records(tmp_path: Path, every: bool) -> None:
     for root in each_call(tmp_path, staged, both, every):
         both(Registry(root))
         assert Registry(root).accounts.quota("default") is not None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first look", "later look"])
+def test_a_reader_takes_no_lost_volume_for_an_empty_one(tmp_path: Path, first: bool) -> None:
+    """Lost at any call of a look: it fails, or what is desired is as before."""
+    staged = acts.stage(tmp_path / "stage", "promote")
+    for number in range(1, sys.maxsize):
+        (tmp_path / str(number)).mkdir()
+        root = staged.copy(tmp_path / str(number) / "root")
+        mount, view, failed = Mount(root), RegistryView(Registry(root), (SCOPE,)), False
+        if not first:
+            view.refresh()
+        try:
+            made = calls_of(partial(view.refresh, force=True), mount, number)
+        except (TemporaryError, RegistryLost):
+            failed = True
+        served = [(name, record.revision) for _, name, record in view.desired.active()]
+        assert (failed and first) or served == [("a1", "v2")], f"lost at call {number}"
+        if not mount.lost:
+            assert made < number
+            return

@@ -15,6 +15,7 @@ from lora_fs.sidecar.errors import CorruptRecord, RegistryLost, RegistryMissing,
 from lora_fs.sidecar.model import RESERVED_NAMESPACES, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.layout import (
     ACTIVE,
+    MARKER,
     Generation,
     Layout,
     Listing,
@@ -136,7 +137,7 @@ class Reader:
 
     def namespaces(self) -> list[str]:
         """Every name in the root that a namespace may have; raises as ``scopes`` does."""
-        names = filter(is_segment, atomic.list_names(self.layout.root) or ())
+        names = filter(is_segment, self._names(self.layout.root))
         return sorted(name for name in names if name not in RESERVED_NAMESPACES)
 
     def scopes(self, namespace: str | None = None) -> list[Scope]:
@@ -147,7 +148,7 @@ class Reader:
         """
         found = []
         for name in self.namespaces() if namespace is None else [namespace]:
-            models = atomic.list_names(self.layout.root / name) or ()
+            models = self._names(self.layout.root / name)
             found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
         return found
 
@@ -180,10 +181,10 @@ class Reader:
         active = kept.active
         for entry in entries:
             if entry == ACTIVE:
-                active = _list(self.layout.active(scope), last.active, unlisted) or active
+                active = self._list(self.layout.active(scope), last.active, unlisted) or active
             elif is_segment(entry):
                 folder = self.layout.revision(scope, entry)
-                names = _list(folder, last.revisions.get(entry), unlisted)
+                names = self._list(folder, last.revisions.get(entry), unlisted)
                 if names is not None:
                     revisions[entry] = names
         found = ScopeListing(revisions, active)
@@ -196,10 +197,10 @@ class Reader:
         """
         at = self.layout.root
         for name in () if known else scope:
-            if name not in (atomic.list_names(at) or ()):
+            if name not in self._names(at):
                 return []
             at = at / name
-        return atomic.list_names(self.layout.scope(scope)) or []
+        return self._names(self.layout.scope(scope))
 
     def _names(self, folder: Path) -> list[str]:
         """The names in a folder; none if it is not there, and the registry is: a lost volume has none either.
@@ -208,9 +209,24 @@ class Reader:
             VolumeUnavailable: the volume does not list it, or the registry is gone.
         """
         names = atomic.list_names(folder)
-        if names is None:
+        if names is None or (folder == self.layout.root and MARKER not in names):
             check_marked(self.layout.root)
         return names or []
+
+    def _list(
+        self, folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None
+    ) -> Listing | None:
+        try:
+            names = atomic.list_names(folder)
+            if names is None:
+                check_marked(self.layout.root)
+                return None
+        except VolumeUnavailable as error:
+            if unlisted is None:
+                raise
+            unlisted[folder] = error
+            return last
+        return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
 
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
         """The revisions in which a name has records or a folder."""
@@ -295,18 +311,3 @@ class Reader:
             return self.read(series, listed)
         except CorruptRecord:
             return self.latest(series)[1]
-
-
-def _list(
-    folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None
-) -> Listing | None:
-    try:
-        names = atomic.list_names(folder)
-    except VolumeUnavailable as error:
-        if unlisted is None:
-            raise
-        unlisted[folder] = error
-        return last
-    if names is None:
-        return None
-    return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
