@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from lora_fs.kernels.gpu import launch
-from lora_fs.kernels.gpu.configs import Expand, Shrink, expand_config, shrink_config
+from lora_fs.kernels.gpu.configs import Expand, Shrink, configs_for
 from lora_fs.kernels.gpu.plan import DevicePlan, on_device
 from lora_fs.kernels.segments import Plan
 from lora_fs.kernels.weights.layout import Layer
@@ -27,7 +27,7 @@ def shrink(x: torch.Tensor, layer: Layer, plan: Plan | DevicePlan) -> torch.Tens
     z = torch.zeros(x.shape[0], layer.widest, dtype=torch.float32, device=x.device)
     if z.numel():
         plan, tables = on_device(plan, x.device), tables_of(layer)
-        launch.shrink_rows(z, x, layer.shape, tables, plan, _shrink_config(layer, tables, plan))
+        launch.shrink_rows(z, x, layer.shape, tables, plan, _configs(layer, tables, plan)[0])
     return z
 
 
@@ -38,7 +38,7 @@ def expand(
     if y.numel() and z.numel():
         plan, tables = on_device(plan, y.device), tables_of(layer)
         launch.check_rows("z", z, plan, layer.widest)
-        launch.expand_rows(y, z.float(), layer.shape, tables, plan, _expand_config(layer, tables, plan), add)
+        launch.expand_rows(y, z.float(), layer.shape, tables, plan, _configs(layer, tables, plan)[1], add)
 
 
 def linear(
@@ -54,15 +54,12 @@ def linear(
 
     Args:
         configs: instead of those that suit the batch and the layer, for tuning and tests; the
-            rows of both are those of the plan's tiles.
+            shrink's rows are those of the plan's tiles, and the expand's divide them.
     """
     if not y.numel() or _blank(layer):
         return
     plan, tables = on_device(plan, y.device), tables_of(layer)
-    shrinking, expanding = configs or (
-        _shrink_config(layer, tables, plan),
-        _expand_config(layer, tables, plan),
-    )
+    shrinking, expanding = configs or _configs(layer, tables, plan)
     planes = launch.shrink_planes(x, layer.shape, tables, plan, shrinking, early=expanding.early)
     launch.expand_planes(y, planes, layer.shape, tables, plan, expanding, add)
 
@@ -74,7 +71,7 @@ def embedding(
     if not y.numel() or _blank(layer):
         return
     plan, tables = on_device(plan, y.device), tables_of(layer)
-    launch.expand_tokens(y, tokens, layer.shape, tables, plan, _expand_config(layer, tables, plan), add)
+    launch.expand_tokens(y, tokens, layer.shape, tables, plan, _configs(layer, tables, plan)[1], add)
 
 
 def _blank(layer: Layer) -> bool:
@@ -82,18 +79,10 @@ def _blank(layer: Layer) -> bool:
     return not isinstance(layer, DeviceLayer) and layer.widest == 0
 
 
-def _shrink_config(layer: Layer, tables: Tables, plan: DevicePlan) -> Shrink:
-    processors = _processors(tables.weights.device)
-    return shrink_config(
-        plan.tile_rows, tables.capacity, layer.shape.inputs, tables.weights.dtype, processors
-    )
-
-
-def _expand_config(layer: Layer, tables: Tables, plan: DevicePlan) -> Expand:
-    outputs = layer.shape.outputs
-    rank = -(-tables.capacity // len(outputs))
-    return expand_config(
-        plan.tile_rows, rank, outputs, tables.weights.dtype, _processors(tables.weights.device)
+def _configs(layer: Layer, tables: Tables, plan: DevicePlan) -> tuple[Shrink, Expand]:
+    weights = tables.weights
+    return configs_for(
+        layer.shape, plan.tile_rows, tables.capacity, weights.dtype, _processors(weights.device)
     )
 
 

@@ -1,28 +1,37 @@
 """Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
-Nobody timed them: the sizes follow from the bytes under way, and a check of what the compiler
-makes of them (no spills, 16-byte loads).
+Nobody timed them. The sizes follow from the bytes under way. A test checks what the compiler makes of them:
+no spills, 16-byte loads, and room on a processor for all programs that a launch counts on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from functools import cache
+from math import gcd, log2, sqrt
 
 import torch
 
-# Programs for each processor: of a shrink, to have loads enough under way; of an expand, to keep
-# it busy while some write.
-SHRINK_WAVES = 3
-EXPAND_WAVES = 8
+from lora_fs.kernels.weights.layout import Shape
+
 # More planes cost the expand more to read than the shrink gains.
 MOST_SPLITS = 16
+# An H100's, as predicted: from a load to its data, and what its second cache gives all processors.
+LATENCY_NS = 800.0
+CACHE_BYTES_PER_NS = 5500.0
+# Of a batch that splits are chosen for: tiles with an adapter.
+USUAL_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """A program's piece of ``[rows, inputs] · [ranks, inputs]ᵀ``."""
+    """A program's piece of ``[rows, inputs] · [ranks, inputs]ᵀ``.
+
+    Attributes:
+        rows: of the plan's tiles.
+        programs: of a launch, unless there are more tiles; no more than run at once.
+    """
 
     rows: int
     ranks: int
@@ -38,6 +47,8 @@ class Expand:
     """A program's piece of ``[rows, ranks] · [ranks, columns]``.
 
     Attributes:
+        rows: a divisor of those of the plan's tiles.
+        programs: the most of a launch; no more than run at once.
         early: launch while the shrink still runs (programmatic dependent launch, sm_90). Not the
             default until somebody times it.
     """
@@ -51,24 +62,70 @@ class Expand:
     early: bool = False
 
 
-def shrink_config(rows: int, rank: int, inputs: int, dtype: torch.dtype, processors: int) -> Shrink:
+@cache
+def configs_for(
+    shape: Shape, rows: int, capacity: int, dtype: torch.dtype, processors: int
+) -> tuple[Shrink, Expand]:
+    """Choose the two launches of a layer; every step of every layer asks.
+
+    Args:
+        rows: of the plan's tiles.
+        capacity: the largest R that a slot may have, over all slices.
+        processors: of the device.
+    """
+    slices = shape.outputs
+    expand = expand_config(rows, -(-capacity // len(slices)), slices, dtype, processors)
+    blocks = sum(-(-width // expand.columns) for width in slices)
+    return shrink_config(rows, capacity, shape.inputs, blocks, dtype, processors), expand
+
+
+def shrink_config(
+    rows: int, rank: int, inputs: int, blocks: int, dtype: torch.dtype, processors: int
+) -> Shrink:
     """Choose a shrink.
 
     Args:
         rows: of a tile.
         rank: the largest R that a slot may have, over all slices.
         inputs: K.
+        blocks: of columns that the expand has, over all slices: each reads all planes of a tile.
         processors: of the device.
     """
     wide = dtype == torch.float32
     if rows == 16:
         ranks = 16 if rank <= 16 else 32
         k = 64 if wide else 256 if inputs % 256 == 0 else 128
-        return Shrink(rows, ranks, _dividing(k, inputs), SHRINK_WAVES * processors)
-    ranks = min(_power(rank), 32 if wide else 64 if rows == 64 else 128)
-    k = 32 if wide else 64
-    warps = 8 if rows == 128 else 4
-    return Shrink(rows, ranks, _dividing(k, inputs), 2 * processors, warps, 2 if wide else 4)
+        warps, stages, waves = 4, 3, 3
+    else:
+        # In half types one such program has as much under way as a processor can get of the memory.
+        ranks = min(_power(rank), 32 if wide else 64 if rows == 64 else 128)
+        k = 32 if wide else 64
+        warps, stages, waves = 8 if rows == 128 else 4, 2 if wide else 4, 1
+        if wide and rows * ranks <= 2048:
+            waves = 2
+    k = _dividing(k, inputs)
+    splits = most_splits(rows * ranks, -(-inputs // k), blocks, stages - 1)
+    return Shrink(rows, ranks, k, waves * processors, warps, stages, splits)
+
+
+def most_splits(plane: int, inputs: int, blocks: int, under_way: int) -> int:
+    """The most planes that a tile's inputs are worth, a power of two.
+
+    A plane more shortens the shrink and lengthens the expand, every program of which reads all planes. The
+    sum is least at the root of what one plane takes by what another costs.
+
+    Args:
+        plane: fp32 numbers in one.
+        inputs: blocks of K.
+        blocks: of N, each of which reads every plane.
+        under_way: blocks of K that a program loads at once; no split has fewer.
+    """
+    reading_ns = USUAL_TILES * plane * 4 * blocks / CACHE_BYTES_PER_NS
+    best = sqrt(LATENCY_NS * inputs / (under_way * reading_ns))
+    rounded: int = 1 << max(0, round(log2(best)))
+    while rounded > 1 and rounded * under_way > inputs:
+        rounded //= 2
+    return min(rounded, MOST_SPLITS)
 
 
 def expand_config(
@@ -77,19 +134,19 @@ def expand_config(
     """Choose an expand.
 
     Args:
+        rows: of a tile, which this one cuts into pieces of at most 64: more would leave registers for one
+            program a processor, and none for y on its way.
         rank: the largest that one slice may have.
         outputs: N of each slice.
     """
-    wide = dtype == torch.float32
-    if wide:
-        # 16 ranks of 128 rows would spill (Triton 3.9, sm_90).
-        ranks, columns = 32 if rows == 128 else 16, 64
+    if dtype == torch.float32:
+        ranks, columns, warps = 16, 64, 4 if rows == 16 else 8
+        waves = 4 if rows == 16 else 2
     else:
-        ranks = min(_power(rank), 64 if rows == 16 else 32)
-        columns = 256 if rows == 16 and sum(outputs) >= 16384 else 128
-    common = gcd(*outputs)
-    warps = 8 if rows == 128 or (wide and rows > 16) else 4
-    return Expand(rows, ranks, _dividing(columns, common), EXPAND_WAVES * processors, warps)
+        ranks, warps = min(_power(rank), 64), 4
+        columns = 64 if rows > 16 else 256 if sum(outputs) >= 16384 and ranks <= 32 else 128
+        waves = 2 if rows > 16 else {2048: 6, 4096: 4}.get(ranks * columns, 3)
+    return Expand(min(rows, 64), ranks, _dividing(columns, gcd(*outputs)), waves * processors, warps)
 
 
 def _power(rank: int) -> int:

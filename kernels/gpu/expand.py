@@ -1,6 +1,7 @@
 """y += scale · z·B for every tile, each row by its own adapter's B, all slices in one launch.
 
-Every program takes a tile and a block of columns of one slice, then the next. z has one
+Every program takes a piece of a tile and a block of columns of one slice, then the next. A piece is ``ROWS``
+of the plan's ``TILE_ROWS`` rows: how many rows the shrink takes at once is its own matter. z has one
 of three sources: the planes of a split shrink, a tensor with a row for each of the batch's, or the rows
 of A for an embedding's tokens. Source: Punica, arXiv:2310.18547.
 """
@@ -82,6 +83,7 @@ def expand_kernel(
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,  # of the plan's tiles, and so of the planes; a multiple of ROWS
     PLANE_RANKS: tl.constexpr,  # RANKS, INPUTS, MOST_SPLITS of the shrink
     PLANE_INPUTS: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
@@ -94,20 +96,23 @@ def expand_kernel(
 ):
     tiles = tl.load(plan_ptr)
     share = share_of_tile(programs, tiles)
-    for item in range(tl.program_id(0), tiles * blocks, tl.num_programs(0)):
-        tile, block = item // blocks, item % blocks
+    of_tile = TILE_ROWS // ROWS
+    for item in range(tl.program_id(0), tiles * of_tile * blocks, tl.num_programs(0)):
+        piece, block = item // blocks, item % blocks
+        tile, above = piece // of_tile, piece % of_tile * ROWS
         row0, rows, slot = load_tile(plan_ptr, tile)
         index, first_block = find_slice(columns_ptr, block, SLICES, COLUMNS)
         rank = tl.load(ends_ptr + slot * ends_stride_m + SLICES)
         low = tl.load(ends_ptr + slot * ends_stride_m + index)
         high = tl.load(ends_ptr + slot * ends_stride_m + index + 1)
         # A slice of rank 0 adds nothing; overwritten it becomes 0, unless the slot has no weights.
-        if high > low if ADD else rank > 0:
+        # A tile that is not full may have no rows left for this piece.
+        if ((high > low) if ADD else (rank > 0)) & (above < rows):
             start = tl.multiple_of(tl.load(columns_ptr + index), ALIGN)
             width = tl.multiple_of(tl.load(columns_ptr + index + 1) - start, ALIGN)
             b_offset = tl.load(offsets_ptr + slot * offsets_stride_m + 1 + index)
             b_ptr = weights_ptr + tl.multiple_of(b_offset, ALIGN)
-            batch_rows, live = load_rows(plan_ptr, tiles, row0, rows, ROWS)
+            batch_rows, live = load_rows(plan_ptr, tiles, row0 + above, rows - above, ROWS)
             local = (block - first_block) * COLUMNS + tl.arange(0, COLUMNS)
             y_ptrs = y_ptr + batch_rows[:, None] * y_stride_m + (start + local)[None, :]
             # Masked by rows alone wherever possible: a mask along N would narrow the loads.
@@ -119,17 +124,16 @@ def expand_kernel(
                     share, rank, inputs, PLANE_RANKS, PLANE_INPUTS, MOST_SPLITS
                 )
                 pad = parts * PLANE_RANKS
-                planes = z_ptr + tile * scratch_of_tile(share, most_parts, ROWS, PLANE_RANKS)
-                z_rows = planes + tl.arange(0, ROWS)[:, None] * pad
+                planes = z_ptr + tile * scratch_of_tile(share, most_parts, TILE_ROWS, PLANE_RANKS)
+                z_rows = planes + (above + tl.arange(0, ROWS)[:, None]) * pad
             elif SOURCE == BATCH:
                 z_rows = z_ptr + batch_rows[:, None] * z_stride_m
             else:
                 tokens = tl.load(tokens_ptr + batch_rows, mask=live, other=0)
                 a_ptr = weights_ptr + tl.load(offsets_ptr + slot * offsets_stride_m)
                 z_rows = a_ptr + tokens[:, None] * rank
-            # Early in a decoding step, to be on its way during the sum of the planes. A large tile has
-            # no registers for that, and other programs to wait with.
-            if ADD and ROWS == 16:
+            # Now, to be on its way during the sum of the planes and the product.
+            if ADD:
                 old = tl.load(y_ptrs, mask=y_mask, other=0.0)
             product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
             for r in range(low, high, RANKS):
@@ -143,15 +147,13 @@ def expand_kernel(
                     # What comes before, y and the weights included, is not the shrink's.
                     gdc_wait()
                 if SOURCE == PLANES:
-                    z = sum_planes(z_rows, ranks, live, high, splits, ROWS * pad, ROWS, RANKS)
+                    z = sum_planes(z_rows, ranks, live, high, splits, TILE_ROWS * pad, ROWS, RANKS)
                 else:
                     z_mask = live[:, None] & (ranks[None, :] < high)
                     z = tl.load(z_rows + ranks[None, :], mask=z_mask, other=0.0)
                 product = multiply(narrow(z, b.dtype, INTERPRETED), b, product, INTERPRETED)
             product *= tl.load(scales_ptr + slot * scales_stride_m)
             if ADD:
-                if ROWS > 16:
-                    old = tl.load(y_ptrs, mask=y_mask, other=0.0)
                 product += old.to(tl.float32)
             tl.store(y_ptrs, narrow(product, y_ptr.dtype.element_ty, INTERPRETED), mask=y_mask)
     if EARLY:

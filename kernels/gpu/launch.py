@@ -112,7 +112,8 @@ def _shrink(
     early: bool,
 ) -> None:
     check_rows("x", x, plan, shape.inputs)
-    check_tile(plan, config)
+    if plan.tile_rows != config.rows:
+        raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")
     shrink_kernel[(programs,)](
         z,
         x,
@@ -157,10 +158,12 @@ def _expand(
     add: bool,
 ) -> None:
     check_rows("y", y, plan, shape.width)
-    check_tile(plan, config)
+    if plan.tile_rows % config.rows:
+        raise ShapeError(f"tiles of {plan.tile_rows} rows have no whole pieces of {config.rows}")
     early = config.early and source is PLANES and not INTERPRETED
     blocks = sum(triton.cdiv(width, config.columns) for width in shape.outputs)
-    expand_kernel[(min(plan.tiles * blocks, config.programs),)](
+    items = plan.tiles * (plan.tile_rows // config.rows) * blocks
+    expand_kernel[(min(items, config.programs),)](
         y,
         z,
         tokens,
@@ -181,6 +184,7 @@ def _expand(
         ROWS=config.rows,
         RANKS=config.ranks,
         COLUMNS=config.columns,
+        TILE_ROWS=plan.tile_rows,
         PLANE_RANKS=of_shrink[0],
         PLANE_INPUTS=of_shrink[1],
         MOST_SPLITS=of_shrink[2],
@@ -207,9 +211,3 @@ def check_rows(name: str, rows: torch.Tensor, plan: DevicePlan, width: int) -> N
         raise ShapeError(f"{name} is {tuple(rows.shape)}, and the plan and layer want [{plan.rows}, {width}]")
     if width > 1 and rows.stride(1) != 1:
         raise ShapeError(f"{name} has a stride of {rows.stride(1)} along its columns")
-
-
-def check_tile(plan: DevicePlan, config: Shrink | Expand) -> None:
-    """Raise ShapeError unless the plan's tiles have the configuration's size."""
-    if plan.tile_rows != config.rows:
-        raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")

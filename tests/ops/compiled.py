@@ -38,6 +38,7 @@ from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, ro
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
 PROCESSORS = {90: 132, 80: 108}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+TOLD = ("waves", "bytes")  # a launch's programs for each processor; of one number
 # Of SASS; ACQBULK is what waiting for the kernel before becomes.
 COUNTED = "LDG|LDGSTS|STG|STL|LDL|HGMMA|HMMA|FFMA|ATOM|ATOMG|RED|ACQBULK"
 INSTRUCTION_BYTES = 16
@@ -54,6 +55,9 @@ SHAPES = {
     "gate_up": Shape(4096, (14336, 14336)),
     "down": Shape(14336, (4096,)),
     "embedding": Shape(128256, (4096,), lookup=True),
+    # Qwen2.5-0.5B: K is no multiple of 256.
+    "small qkv": Shape(896, (896, 128, 128)),
+    "small o": Shape(896, (896,)),
     # What no model has, and what has to compile all the same.
     "odd": Shape(1, (1,)),
     "odd slices": Shape(130, (7, 130)),
@@ -96,6 +100,7 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
     recorders: dict[str, Any] = {
         name: Recorder(vars(launch)[name]) for name in ("shrink_kernel", "expand_kernel")
     }
+    shrinking, expanding = gpu._configs(layer, tables, plan)
     with patch.multiple(launch, **recorders):
         if shape.lookup:
             gpu.embedding(y, torch.empty(rows, dtype=torch.int64, device="meta"), layer, plan)
@@ -105,18 +110,18 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
             gpu.expand(y, gpu.shrink(x, layer, plan), layer, plan)
         else:
             x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
-            expanding = gpu._expand_config(layer, tables, plan)
-            configs = (
-                gpu._shrink_config(layer, tables, plan),
-                replace(expanding, early=case.get("early", False)),
-            )
+            configs = shrinking, replace(expanding, early=case.get("early", False))
             gpu.linear(y, x, layer, plan, add=case.get("add", True), configs=configs)
+    of_kernel = {"shrink_kernel": shrinking.programs, "expand_kernel": expanding.programs}
     for kernel, recorder in recorders.items():
         for recorded in recorder.launches:
             name = f"{kernel} {case['layer']} rows {rows} rank {max_rank} {str(dtype)[6:]}"
             mode = "" if case.get("add", True) else " overwriting"
             mode += " by itself" * case.get("halves", False) + " early" * case.get("early", False)
-            yield {"name": f"{name}{mode}", **recorded}
+            # A shrink by itself has a program for each tile and part, however many those are.
+            alone = kernel == "shrink_kernel" and case.get("halves", False)
+            waves = 1 if alone else of_kernel[kernel] // gpu._processors(y.device)
+            yield {"name": f"{name}{mode}", "waves": waves, "bytes": dtype.itemsize, **recorded}
 
 
 def scatters() -> Iterator[dict[str, Any]]:
@@ -126,6 +131,8 @@ def scatters() -> Iterator[dict[str, Any]]:
         yield {
             "name": f"scatter_kernel {str(dtype)[6:]}" + " whole" * whole,
             "kernel": scatter_kernel,
+            "waves": 1,
+            "bytes": dtype.itemsize,
             "block_ptr": torch.empty(16, dtype=dtype, device="meta"),
             "targets_ptr": table,
             "sources_ptr": table,
@@ -173,7 +180,11 @@ def measure(recorded: dict[str, Any], capability: int) -> tuple[dict[str, Any], 
     numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
     told = {
         "name": recorded["name"],
-        **{key: value for key, value in recorded.items() if key.isupper() or key in options},
+        **{
+            key: value
+            for key, value in recorded.items()
+            if key.isupper() or key in (*options, "waves", "bytes")
+        },
         "registers": numbers["REG"],
         "stack": numbers["STACK"] + numbers["LOCAL"],
         "shared": compiled.metadata.shared,
@@ -239,7 +250,12 @@ def cases() -> Iterator[dict[str, Any]]:
     for rows, tile in ((2048, 64), (16384, 128)):
         for max_rank in (16, 32):
             yield {"layer": "down", "rows": rows, "tile": tile, "dtype": half, "max_rank": max_rank}
-        yield {"layer": "qkv", "rows": rows, "tile": tile, "dtype": half, "max_rank": 64}
+        for layer in ("qkv", "gate_up"):
+            yield {"layer": layer, "rows": rows, "tile": tile, "dtype": half, "max_rank": 64}
+        yield {"layer": "down", "rows": rows, "tile": tile, "dtype": half, "max_rank": 128}
+    for rows, tile in ((64, 16), (2048, 64), (16384, 128)):
+        yield {"layer": "small qkv", "rows": rows, "tile": tile, "dtype": half, "max_rank": 16}
+    yield {"layer": "small o", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     yield {"layer": "embedding", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "add": False}
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "early": True}
@@ -249,6 +265,8 @@ def cases() -> Iterator[dict[str, Any]]:
     # What fp16 becomes is what bf16 becomes.
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": torch.float16, "max_rank": 16}
     for rows, tile in ((64, 16), (2048, 64), (16384, 128)):
+        for max_rank in (16, 64):
+            yield {"layer": "down", "rows": rows, "tile": tile, "dtype": torch.float32, "max_rank": max_rank}
         yield {"layer": "qkv", "rows": rows, "tile": tile, "dtype": torch.float32, "max_rank": 64}
 
 

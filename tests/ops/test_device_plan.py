@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_fs.kernels.gpu import DevicePlan
-from lora_fs.kernels.gpu.configs import expand_config, shrink_config
+from lora_fs.kernels.gpu.configs import MOST_SPLITS, configs_for, most_splits
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS, make_block, most_tiles, tile_rows
 from lora_fs.kernels.segments import plan_rows
+from lora_fs.kernels.weights.layout import Shape
 from tests.ops.conftest import slots_of_rows
 
 runs = st.lists(st.tuples(st.integers(-1, 5), st.integers(1, 90)), max_size=12)
@@ -99,10 +100,39 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
 def test_every_shape_has_a_configuration(
     rows: int, rank: int, inputs: int, outputs: list[int], dtype: torch.dtype
 ) -> None:
-    """Blocks are powers of two, none below what a product takes."""
-    shrink = shrink_config(rows, rank, inputs, dtype, 132)
-    expand = expand_config(rows, rank, outputs, dtype, 132)
-    assert shrink.rows == expand.rows == rows
-    for size in (shrink.ranks, shrink.inputs, expand.ranks, expand.columns):
+    """Blocks are powers of two, none below what a product takes; an expand's rows divide a plan's tile."""
+    shrink, expand = configs_for(Shape(inputs, tuple(outputs)), rows, rank, dtype, 132)
+    assert shrink.rows == rows
+    assert rows % expand.rows == 0
+    for size in (shrink.ranks, shrink.inputs, expand.rows, expand.ranks, expand.columns):
         assert size >= 16
         assert size & (size - 1) == 0
+
+
+@given(
+    rows=st.sampled_from([16, 64, 128]),
+    ranks=st.sampled_from([16, 32, 64, 128]),
+    inputs=st.integers(1, 1000),
+    blocks=st.integers(1, 2000),
+    under_way=st.integers(1, 4),
+)
+def test_splits_follow_from_k_and_n(rows: int, ranks: int, inputs: int, blocks: int, under_way: int) -> None:
+    """The more columns read each plane, the fewer; a split has no less of K than a program loads at once."""
+    splits = most_splits(rows * ranks, inputs, blocks, under_way)
+    assert splits in (1, 2, 4, 8, MOST_SPLITS)
+    assert splits == 1 or splits * under_way <= inputs
+    assert most_splits(rows * ranks, inputs, blocks + 1, under_way) <= splits
+    assert most_splits(rows * ranks, inputs + 1, blocks, under_way) >= splits
+
+
+def test_splits_of_a_models_layers() -> None:
+    """Of 16-row tiles of an 8B model: where N is large and K is not, an expand reads few planes."""
+    layers = {
+        "qkv": Shape(4096, (4096, 1024, 1024)),
+        "gate_up": Shape(4096, (14336, 14336)),
+        "down": Shape(14336, (4096,)),
+    }
+    ranks = {name: 16 * len(shape.outputs) for name, shape in layers.items()}
+    found = {name: configs_for(shape, 16, ranks[name], torch.bfloat16, 132) for name, shape in layers.items()}
+    splits = {name: shrink.most_splits for name, (shrink, _) in found.items()}
+    assert splits == {"qkv": 8, "gate_up": 4, "down": 16}

@@ -174,10 +174,13 @@ CONFIGURATIONS = [
     (Shrink(16, 32, 32, programs=40, most_splits=3), Expand(16, 64, 32, programs=200, early=True)),
     (Shrink(64, 16, 32, programs=7), Expand(64, 32, 64, programs=5)),
     (Shrink(128, 128, 64, programs=3), Expand(128, 16, 16, programs=9)),
+    (Shrink(64, 32, 16, programs=9), Expand(16, 16, 32, programs=11)),
+    (Shrink(128, 16, 32, programs=20), Expand(64, 64, 16, programs=4, early=True)),
 ]
+NAMES = ["serial", "split", "64 rows", "128 rows", "64 rows in four", "128 rows in two"]
 
 
-@pytest.mark.parametrize("configs", CONFIGURATIONS, ids=["serial", "split", "64 rows", "128 rows"])
+@pytest.mark.parametrize("configs", CONFIGURATIONS, ids=NAMES)
 @pytest.mark.parametrize(("dtype", "inputs"), list(zip(TYPES, [96, 100, 100], strict=True)))
 def test_every_configuration_gives_the_same(
     configs: tuple[Shrink, Expand], dtype: torch.dtype, inputs: int
@@ -192,6 +195,31 @@ def test_every_configuration_gives_the_same(
     plan = gpu.DevicePlan(len(slots), 4, DEVICE)
     plan.upload(plan_rows(slots), tile=configs[0].rows)
     check(layer, slots, plan=plan, configs=configs)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> tuple[Shrink, Expand]:
+    """Tiles of a plan, and smaller ones of an expand; any number of programs and splits."""
+    sizes = st.sampled_from([16, 32, 64])
+    rows, programs = draw(st.sampled_from([16, 32, 64, 128])), st.integers(1, 40)
+    splits = draw(st.sampled_from([1, 2, 8]))
+    shrink = Shrink(rows, draw(sizes), draw(sizes), draw(programs), most_splits=splits)
+    pieces = draw(st.sampled_from([piece for piece in (16, 32, 64, 128) if piece <= rows]))
+    return shrink, Expand(pieces, draw(sizes), draw(sizes), draw(programs))
+
+
+@settings(max_examples=15 if INTERPRETED else 60)
+@given(layer=layers(), configs=configurations(), data=st.data(), add=st.booleans())
+def test_an_expand_cuts_a_tile_into_pieces_of_its_own(
+    layer: Layer, configs: tuple[Shrink, Expand], data: st.DataObject, add: bool
+) -> None:
+    """Segments end anywhere in a tile: in its first piece, between two, or with it."""
+    slot = st.integers(NO_SLOT, len(layer.packed) - 1)
+    length = st.one_of(st.integers(1, 20), st.sampled_from([16, 32, 63, 64, 65, 128]))
+    slots = slots_of_rows(*data.draw(st.lists(st.tuples(slot, length), min_size=1, max_size=3)))
+    plan = gpu.DevicePlan(len(slots), len(layer.packed), DEVICE)
+    plan.upload(plan_rows(slots), tile=configs[0].rows)
+    check(layer, slots, add=add, plan=plan, configs=configs)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -222,5 +250,6 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     for wrong_y, wrong_x in [(y, y), (y[:, :40], x), (y[:4], x), (torch.zeros(48, 5, device=DEVICE).T, x)]:
         with pytest.raises(ShapeError):
             gpu.linear(wrong_y, wrong_x, layer, plan)
-    with pytest.raises(ShapeError):
-        gpu.linear(y, x, layer, plan, configs=CONFIGURATIONS[2])
+    for shrink, expand in (CONFIGURATIONS[2], (CONFIGURATIONS[0][0], CONFIGURATIONS[2][1])):
+        with pytest.raises(ShapeError, match="rows"):
+            gpu.linear(y, x, layer, plan, configs=(shrink, expand))
