@@ -196,10 +196,13 @@ class FakeStager:
         return False
 
     def use(self, paths: set[str]) -> None:
-        self.used = paths
+        self.used = set(paths)
+
+    def use_also(self, path: str) -> None:
+        self.used.add(path)
 
     def sweep(self, registered: frozenset[str]) -> None:
-        self.swept.append(self.used)
+        self.swept.append({*self.used})
 
 
 @dataclass

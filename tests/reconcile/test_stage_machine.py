@@ -14,10 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage import cache
-from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Copies, StageFull
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Copies
+from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.lock import FILE
 from tests.reconcile.test_plan import RECORD
 from tests.reconcile.test_staging import Clock
 
+OWNER = "us"
 BOUND = 100
 SIZES = (30, 40, 50, 60)
 PROCESSES = st.integers(0, 1)
@@ -39,7 +42,7 @@ class Process:
 
     def __init__(self, folder: Path) -> None:
         self.copies = Copies(folder, max_bytes=BOUND)
-        self.copies.prepare("us")
+        self.copies.prepare(OWNER)
         self.used: set[int] = set()
         self.seen: set[int] = set()  # in use, and there
         self.makes: dict[int, tuple[ExitStack, Path]] = {}
@@ -103,6 +106,21 @@ class Folder(RuleBasedStateMachine):
         """Its locks go with it; what it was making stays, and nobody removes it but the next who counts."""
         self.processes[at].copies.close()
         self.processes[at] = Process(self.folder)
+
+    @rule(number=NUMBERS)
+    def a_person_removes_a_copy(self, number: int) -> None:
+        shutil.rmtree(Path(self.processes[0].copies.path(record(number))).parent, ignore_errors=True)
+        for process in self.processes:
+            process.seen.discard(number)
+
+    @rule(cut=st.booleans())
+    def the_generation_is_lost(self, cut: bool) -> None:
+        """As an earlier version leaves the file; or something else writes into it."""
+        with (self.folder / FILE).open("r+b") as file:
+            file.truncate(len(OWNER))
+            if not cut:
+                file.seek(len(OWNER))
+                file.write(b"\0" + b"rubbish!")
 
     @invariant()
     def keeps_the_bound(self) -> None:

@@ -20,7 +20,8 @@ import pytest
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage import cache
-from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, StageFull
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
+from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.looks import Signature

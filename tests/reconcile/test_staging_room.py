@@ -26,7 +26,7 @@ from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
-from lora_fs.sidecar.reconcile.stage.cache import StageFull
+from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration

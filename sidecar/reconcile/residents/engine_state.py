@@ -179,6 +179,12 @@ class EngineState:
         if before - used:
             self.on_free()
 
+    def _note_load(self, path: str) -> None:
+        """Let nobody remove the copy of a load that begins: as ``_note_use``, whatever else is loaded."""
+        if path not in self._in_use:
+            self._in_use.add(path)
+            self._stager.use_also(path)
+
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
         yield from ((name, record) for name, record in self.records.items() if name in self.paths)

@@ -172,12 +172,12 @@ class Residents(EngineState):
 
     async def _load(self, served: Served, spare: bool) -> str:
         record, load = served.record, (served.name, served.record.spec.digest)
-        key, failure = record.key, self.failures.get(served.name)
+        key, failure, name = record.key, self.failures.get(served.name), ""
         again = failure is not None and failure.concerns(record)
         try:
             self.phases[served.name] = Phase.VALIDATING
             self._under_load[load] = record
-            self._note_use()
+            self._note_load(self._stager.path(record))
             with self._measured("stage", record):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
@@ -205,7 +205,8 @@ class Residents(EngineState):
         finally:
             self.phases.pop(served.name, None)
             del self._under_load[load]
-            self._note_use()
+            if self.paths.get(name) != self._stager.path(record):  # else it stays in use
+                self._note_use()
         self.failures.pop(served.name, None)
         self.counters["loads_total"] += 1
         self._events.tell("Loaded", f"as {public_of(name)}", key)

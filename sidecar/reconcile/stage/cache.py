@@ -24,9 +24,10 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.reconcile.stage.counting import Counted, StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
-from lora_fs.sidecar.reconcile.stage.looks import Look, Signature, look, signature
+from lora_fs.sidecar.reconcile.stage.looks import Look, Signature, close, look, placed, signature
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
@@ -38,17 +39,6 @@ _REMOVED = ".removed-"
 _DIGEST = "sha256:"
 
 
-class StageFull(VolumeUnavailable):
-    """No room, and nothing that may make some. ``lacks``: so many bytes."""
-
-    def __init__(self, message: str, lacks: int = 0) -> None:
-        super().__init__(message, lacks)
-        self.lacks = lacks
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class Copies:
     """Owns ``folder``, which takes at most ``max_bytes``; any thread may ask."""
 
@@ -56,6 +46,7 @@ class Copies:
         self._folder, self._within, self.max_bytes = folder, f"{folder}{os.sep}", max_bytes
         self._lock = FolderLock(folder)
         self._looks: dict[str, Look] = {}  # by copy; under the lock
+        self._counted = Counted(self._lock)
         self._guard = threading.Lock()  # of what follows; never held while anything blocks
         self._copies: set[str] = set()
         self._unused_since: dict[str, float] = {}
@@ -113,6 +104,13 @@ class Copies:
             self._known |= used
             self._unused_since.update(dict.fromkeys(released, now))
 
+    def use_also(self, path: str) -> None:
+        """Say that this process's engine is about to read one more copy. Does not block."""
+        digest = digest_at(path)
+        self._lock.use_also(digest)
+        with self._guard:
+            self._known.add(digest)
+
     def free_bytes(self) -> int:
         """What copies take that may make room at once, as last seen: from memory."""
         seen = map(self._looks.get, self._removable())
@@ -164,27 +162,35 @@ class Copies:
         try:
             yield copying / record.name
         finally:
-            shutil.rmtree(copying, ignore_errors=True)
+            if os.path.lexists(copying):
+                shutil.rmtree(copying, ignore_errors=True)
+                self._counted.forget()
 
     def place(self, copying: Path, record: Record) -> Path:
         """Give a whole copy its name, and its room over to the files, which nobody may write to any more."""
         target, name = Path(self.path(record)), _name(record)
-        for file in copying.iterdir():
-            file.chmod(file.stat().st_mode & ~0o222)
+        seen = close(str(copying))
         with self._lock.room():
+            used = self._counted.get()
+            self._lock.advance()
             try:
-                copying.parent.rename(target.parent)
+                os.rename(copying.parent, target.parent)
+                now = placed(str(target.parent), str(target), seen)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 copying.rename(target)  # the same bytes lie there under another name
                 copying.parent.rmdir()
-            target.chmod(target.stat().st_mode & ~0o222)
-            self._looks[name] = look(f"{self._within}{name}", None)
+                now = look(str(target.parent), None)
+            os.chmod(target, os.stat(target).st_mode & ~0o222)
+            before, self._looks[name] = self._looks.get(name), now
+            if used is not None:
+                more = now.size_bytes - (before.size_bytes if before is not None else 0)
+                self._counted.note(used + more - record.spec.size_bytes)
         with self._guard:
             self._copies.add(str(target))
             self._known.add(name)
-            self._verified[target] = signature(target)
+            self._verified[target] = seen
             self._unused_since.setdefault(name, time.monotonic())
         return target
 
@@ -214,9 +220,14 @@ class Copies:
     def _reserve(self, copying: Path, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, where every process sees it, so that all keep the bound together."""
         with self._lock.room():
-            shutil.rmtree(copying, ignore_errors=True)  # a process died while it made this copy
-            needs = self._measure() + record.spec.size_bytes
-            for name in self._removable() if make_room else ():
+            if os.path.lexists(copying):  # a process died while it made this copy
+                shutil.rmtree(copying, ignore_errors=True)
+                self._counted.forget()
+            used = self._counted.get()
+            needs = record.spec.size_bytes + (self._measure() if used is None else used)
+            if needs > self.max_bytes:
+                needs = record.spec.size_bytes + self._measure()  # it may be less: a person removed a copy
+            for name in self._removable() if make_room and needs > self.max_bytes else ():
                 if needs <= self.max_bytes:
                     break
                 needs -= self._remove(name)
@@ -227,7 +238,9 @@ class Copies:
                     "are in use; raise --stage-max-bytes or lower --max-loaded",
                     needs - self.max_bytes,
                 )
+            self._lock.advance()
             copying.mkdir()
+            self._counted.note(needs)
 
     def _removable(self) -> list[str]:
         """Copies that may make room, the one longest out of use first."""
@@ -254,7 +267,9 @@ class Copies:
         self._looks = looks
         if looks.keys() != before.keys():
             self._follow()
-        return under_way + sum(one.size_bytes for one in looks.values())
+        used_bytes = under_way + sum(one.size_bytes for one in looks.values())
+        self._counted.note(used_bytes)
+        return used_bytes
 
     def _follow(self) -> None:
         """Know since when each copy that is there is out of use, and forget those that are gone."""
@@ -275,12 +290,14 @@ class Copies:
             logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
             self._discard(self._folder / name)
         removed = self._looks.pop(name, None)
+        size_bytes = removed.size_bytes if removed is not None else 0
+        self._counted.less(size_bytes)
         with self._guard:
             self._copies = {path for path in self._copies if Path(path).parent.name != name}
             self._unused_since.pop(name, None)
             self._known.discard(name)
             self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
-        return removed.size_bytes if removed is not None else 0
+        return size_bytes
 
     def _discard(self, path: Path) -> None:
         """Remove a folder that nobody may write to: away from its name first, at once."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
-from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull
+from lora_fs.sidecar.reconcile.stage.cache import Copies
+from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import refused
 from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.registry.lifecycle import artifacts

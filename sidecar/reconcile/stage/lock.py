@@ -1,7 +1,8 @@
 """What the processes that share a stage folder know of each other: who uses a copy, and who makes one.
 
 The kernel's locks on bytes of one file, a byte for each digest. They end with their process, however it
-ends, so that ``kill -9`` leaves nothing to clean up. Only ``open``, ``room`` and ``settle``
+ends, so that ``kill -9`` leaves nothing to clean up. The file holds the folder's owner, and its *generation*:
+another number whenever a process adds something. Only ``open``, ``room`` and ``settle``
 block, and ``room`` for ``ROOM_S`` at most: a process that hangs keeps its locks. On a filesystem without
 such locks a process sees itself alone, and says so in its log.
 """
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 import struct
 import threading
 import time
@@ -29,6 +31,8 @@ LOOK_S = 0.005  # between two looks whether a removal has ended
 ROOM_S = 30.0  # who counts room is done sooner
 _ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there is
 _USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each digest
+_GENERATION_BYTES = 8
+_SEPARATOR = b"\0"  # between the owner and the generation
 
 
 class FolderLock:
@@ -67,7 +71,7 @@ class FolderLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, os.fsencode(self._owner), 0)
         self._take(_ALIVE, fcntl.F_RDLCK, wait=True)  # who was first has written by then
-        return os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0))
+        return os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0).partition(_SEPARATOR)[0])
 
     def close(self) -> None:
         """Let go of everything. Who waits for room gets none any more."""
@@ -88,6 +92,14 @@ class FolderLock:
             for digest in released - self._removing:
                 self._free(_USED + _place(digest))
         return released
+
+    def use_also(self, digest: str) -> None:
+        """Have one more in use here."""
+        with self._guard:
+            if digest not in self._used:
+                self._used.add(digest)
+                if not self._lock_use(digest):
+                    self._unlocked.add(digest)
 
     def settle(self, digest: str) -> None:
         """Wait until nobody removes a copy that is in use here. Blocks for as long as that takes."""
@@ -140,6 +152,25 @@ class FolderLock:
         if free:
             self.made(digest)
         return not free
+
+    def generation(self) -> bytes | None:
+        """Return the folder's generation, None if it has none yet. Call inside ``room``."""
+        if self._fd is None:
+            return None
+        found = os.pread(self._fd, _GENERATION_BYTES, self._generation_at())
+        return found if len(found) == _GENERATION_BYTES else None
+
+    def advance(self) -> None:
+        """Begin another generation. Call inside ``room``, before something is added.
+
+        A process that dies between the two costs the others a look through the folder, and nothing else.
+        """
+        if self._fd is not None:
+            # Unlike any of a lock file that was removed. What lies before it, if nothing, reads as zeros.
+            os.pwrite(self._fd, secrets.token_bytes(_GENERATION_BYTES), self._generation_at())
+
+    def _generation_at(self) -> int:
+        return len(os.fsencode(self._owner)) + len(_SEPARATOR)
 
     @contextmanager
     def room(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ Another process may remove a copy meanwhile.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,25 @@ def _names(folder: str) -> tuple[str, ...]:
         return ()
 
 
+def close(copy: str) -> Signature:
+    """Let nobody write to a new copy's files any more; returns its signature."""
+    rows = []
+    for name in sorted(os.listdir(copy)):
+        path = f"{copy}/{name}"
+        os.chmod(path, stat.S_IMODE(os.lstat(path).st_mode) & ~0o222)
+        rows.append(_row(name, os.lstat(path)))
+    return tuple(rows)
+
+
+def placed(folder: str, copy: str, seen: Signature) -> Look:
+    """Return the look at a folder that has this copy alone."""
+    return Look(os.lstat(folder).st_mtime_ns, sum(size for _, _, size, _, _ in seen), (copy,))
+
+
 def signature(copy: Path) -> Signature:
     """What a change of its files changes: names, inodes, sizes and times. Raises OSError."""
-    found = ((name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+    return tuple(_row(name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
+
+
+def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
+    return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
