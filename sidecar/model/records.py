@@ -193,6 +193,7 @@ class Pointer(_Generation):
 
     Attributes:
         keep_revisions: how many of the name gc keeps registered; None: as the namespace says.
+        undone: the request id of the load's pointer that this write undid; None: it undid none.
     """
 
     kind: Literal["ActivePointer"] = "ActivePointer"
@@ -200,6 +201,7 @@ class Pointer(_Generation):
     previous_revision: Segment | None = None
     canary: Canary | None = None
     keep_revisions: int | None = Field(default=None, ge=1)
+    undone: str | None = None
 
 
 class Quota(Stored):

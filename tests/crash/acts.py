@@ -15,6 +15,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.format.layout import parse_generation
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
+from lora_fs.sidecar.registry.lifecycle.undo import take_back
 from lora_fs.sidecar.registry.maintenance import garbage, gc
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
@@ -28,7 +29,7 @@ from tests.registry.test_operations import put
 
 SCOPE = Scope("default", "tiny")
 LONG_AGO_S = 1_600_000_000  # an mtime that is old by any clock
-ACTS = ["register", "register again", "promote", "unregister", "adopt", "take away", "gc"]
+ACTS = ["register", "register again", "promote", "unregister", "adopt", "take away", "gc", "undo"]
 
 
 def collect(registry: Registry) -> None:
@@ -125,6 +126,10 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         put(registry, SCOPE, first)
     if what in ("promote", "unregister", "gc"):
         put(registry, SCOPE, second)
+    # Two loads of the same bytes, of which the later one is undone.
+    loads = [put(registry, SCOPE, second, origin="api").made for _ in range(2)] if what == "undo" else []
+    for made in loads[1:]:
+        take_back(registry, SCOPE, "a1", made, writer="test")
     if what == "take away":
         look_at_folders(registry, SCOPE)
         shutil.rmtree(dropped)
@@ -154,6 +159,8 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
             release.unregister(registry, SCOPE, "a1", writer="test", all_revisions=True)
         elif what == "gc":
             collect(registry)
+        elif what == "undo":
+            take_back(registry, SCOPE, "a1", loads[0], writer="test")
         else:
             look_at_folders(registry, SCOPE)
 

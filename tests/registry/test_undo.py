@@ -10,61 +10,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry.lifecycle import amend, ingest, release
-from lora_fs.sidecar.registry.lifecycle.ingest import Registration
-from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
+from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.registry.store import writer
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.validate import Expectation
-from tests.registry.conftest import write_adapter
-
-SCOPE = Scope("default", "tiny")
-TRAINER = "http:trainer@10.0.0.1"  # at two gateways of one machine a trainer is one writer
-
-
-@dataclass
-class Site:
-    """A registry in which ``a`` serves v1, the bytes of seed 1."""
-
-    registry: Registry
-    folder: Path
-
-    name: str = "a"
-
-    def put(self, seed: int, *, writer: str = "ci", activate: bool = True, origin: str = "register") -> Made:
-        """Register a seed's bytes."""
-        source = self.folder / str(seed)
-        if not source.exists():
-            write_adapter(source, seed)
-        wanted = Registration(self.name, source, "file:///x", activate=activate, origin=origin)  # type: ignore[arg-type]
-        return Made.by(ingest.register(self.registry, SCOPE, wanted, Expectation(), writer=writer))
-
-    def load(self, seed: int) -> Made:
-        """As ``POST /v1/load_lora_adapter`` does in place."""
-        return self.put(seed, writer=TRAINER, origin="api")
-
-    def take_back(self, made: Made, writer: str = TRAINER) -> None:
-        take_back(self.registry, SCOPE, self.name, made, writer=writer)
-
-    def state(self) -> tuple[str | None, set[str]]:
-        """What the name serves, and what is registered."""
-        pointer = release.active(self.registry, SCOPE, self.name)
-        serves = pointer.revision if pointer is not None else None
-        return serves, set(release.present_revisions(self.registry, SCOPE, self.name))
-
-
-@pytest.fixture
-def site(registry: Registry, tmp_path: Path) -> Site:
-    site = Site(registry, tmp_path / "sources")
-    site.put(1)
-    return site
+from tests.registry.conftest import SCOPE, Site, write_adapter
 
 
 def test_two_loads_at_once(site: Site) -> None:
@@ -116,25 +71,25 @@ def test_no_path_is_a_revision(site: Site) -> None:
 
 @dataclass
 class Turns:
-    """Lets one of two threads go on at a time, from one look at a series to its next.
+    """Lets one of several threads go on at a time, from one look at a series to its next.
 
-    ``order``: whose turn it is, the last one first. When it is used up, both go on.
+    ``order``: whose turn it is, the last one first. When it is used up, all go on.
     """
 
-    order: list[bool] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
     _turn: threading.Condition = field(default_factory=threading.Condition)
-    _ended: set[bool] = field(default_factory=set)
-    _who: dict[int, bool] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _who: dict[int, int] = field(default_factory=dict)
 
-    def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Call both; raises what either raises."""
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            for ended in [pool.submit(self._call, False, first), pool.submit(self._call, True, second)]:
+    def run(self, *calls: Callable[[], None]) -> None:
+        """Call all of them; raises what one of them raises."""
+        with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+            for ended in [pool.submit(self._call, who, call) for who, call in enumerate(calls)]:
                 ended.result()
         self._ended.clear()
         self.order.clear()
 
-    def _call(self, who: bool, call: Callable[[], None]) -> None:
+    def _call(self, who: int, call: Callable[[], None]) -> None:
         self._who[threading.get_ident()] = who
         try:
             self.wait()
@@ -146,21 +101,23 @@ class Turns:
                 del self._who[threading.get_ident()]
 
     def wait(self) -> None:
-        """Wait for the turn of this thread; any other one than the two goes on."""
+        """Wait for the turn of this thread; any other one goes on."""
         with self._turn:
             self._turn.notify_all()
             who = self._who.get(threading.get_ident())
-            self._turn.wait_for(lambda: who is None or not self.order or self._ended or self.order[-1] == who)
+            self._turn.wait_for(lambda: who is None or self._is_next(who))
             if self.order:
                 self.order.pop()
 
+    def _is_next(self, who: int) -> bool:
+        while self.order and self.order[-1] in self._ended:
+            self.order.pop()
+        return not self.order or self.order[-1] == who
 
-@pytest.mark.parametrize("seeds", [(2, 2), (2, 3), (2, 1)])
-@pytest.mark.parametrize("times", [12, pytest.param(600, marks=pytest.mark.long)])
-def test_two_take_backs_at_once(
-    site: Site, monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, int], times: int
-) -> None:
-    """However their steps fall between each other, and no lease is seen, nothing of either stays."""
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """Takes turns at each look at a series, and no lease is seen."""
     monkeypatch.setattr(writer, "lease", lambda *_, **__: nullcontext())
     turns = Turns()
     for step in ("latest", "newest", "generations", "confirm"):
@@ -171,13 +128,55 @@ def test_two_take_backs_at_once(
             return real(*args, **kwargs)
 
         monkeypatch.setattr(Registry, step, gated)
+    return turns
+
+
+def shuffled(chance: random.Random, threads: int) -> list[int]:
+    """An order in which threads go on for a few steps each."""
+    return [who for _ in range(20) for who in [chance.randrange(threads)] * chance.randrange(1, 8)]
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (2, 3), (2, 1)])
+@pytest.mark.parametrize("times", [12, pytest.param(600, marks=pytest.mark.long)])
+def test_two_take_backs_at_once(site: Site, turns: Turns, seeds: tuple[int, int], times: int) -> None:
+    """However their steps fall between each other, and no lease is seen, nothing of either stays."""
     chance = random.Random(0)
     for number in range(times):
         site.name = f"b{number}"
         site.put(1)
         made = [site.load(seed) for seed in seeds]
         others = Site(Registry(site.registry.layout.root), site.folder, site.name)
-        turns.order = [who for _ in range(20) for who in [chance.random() < 0.5] * chance.randrange(1, 8)]
+        turns.order = shuffled(chance, 2)
         order = list(turns.order)
         turns.run(partial(site.take_back, made[0]), partial(others.take_back, made[1]))
         assert site.state() == ("v1", {"v1"}), (number, order)
+
+
+@pytest.mark.parametrize("undone", [(), (0,), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("times", [12, pytest.param(600, marks=pytest.mark.long)])
+def test_loads_and_take_backs_at_once(site: Site, turns: Turns, undone: tuple[int, ...], times: int) -> None:
+    """Three loads of the same bytes, of which some are taken back: the others stay registered and served.
+
+    A load finds the revision registered that another one undoes before the first one's pointer is written.
+    """
+    chance = random.Random(1)
+    write_adapter(site.folder / "2", 2)
+    for number in range(times):
+        site.name = f"b{number}"
+        site.put(1)
+        stay = dict[int, str]()
+
+        def load(which: int, name: str = site.name, stay: dict[int, str] = stay) -> None:
+            own = Site(Registry(site.registry.layout.root), site.folder, name)
+            made = own.load(2)
+            if which in undone:
+                own.take_back(made)
+            else:
+                stay[which] = made.revision
+
+        turns.order = shuffled(chance, 3)
+        order = list(turns.order)
+        turns.run(*(partial(load, which) for which in range(3)))
+        serves, registered = site.state()
+        assert registered == {"v1", *stay.values()}, (number, order)
+        assert serves in (stay.values() if stay else ["v1"]), (number, order)

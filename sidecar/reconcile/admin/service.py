@@ -142,7 +142,7 @@ class Registrations:
                 return ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
 
             done = await self.run(call, f"register {name}")
-        return done.record, Undo(self, scope, name, Made.by(done), writer)
+        return done.record, Undo(self, scope, name, done.made, writer)
 
     async def take_back(self, scope: Scope, name: str, made: Made, writer: str) -> None:
         """Undo what a load wrote, by whichever replica. See ``undo.take_back``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, JsonObject, Pointer, Policy, Record, Scope
+from lora_fs.sidecar.registry.lifecycle.copying import Taken
 from lora_fs.sidecar.registry.lifecycle.release import active, chosen_of
 from lora_fs.sidecar.registry.store.writer import Registry
 
@@ -141,14 +142,16 @@ def say_again(
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        Conflict: somebody withdrew it meanwhile. TemporaryError: see ``Registry.append``.
+        Conflict: somebody withdrew it meanwhile; Taken: and the registration says nothing of it.
+        TemporaryError: see ``Registry.append``.
     """
     series = registry.records(record.key)
     registry.confirm(series, record)
 
     def build(newest: Record | None) -> dict[str, Any] | None:
         if newest is None or not newest.present:
-            raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
+            refused = Conflict if said or labels else Taken
+            raise refused(f"{record.key} was withdrawn meanwhile: try again")
         spec = newest.spec.model_dump(mode="json")
         changed = {**spec, **said, "labels": {**spec["labels"], **labels}}
         return {"spec": changed} if changed != spec else None

@@ -34,7 +34,7 @@ class NotWhole(InputError):
 
 
 class Taken(Conflict):
-    """The revision has other bytes, on record or in its place."""
+    """The revision has other bytes, on record or in its place, or somebody withdrew it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
+from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
 from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -97,6 +98,15 @@ class Registered:
     amended: bool = False
     restored: bool = False
     pointer: Pointer | None = None
+
+    @property
+    def made(self) -> Made:
+        """What it wrote, by which ``undo.take_back`` takes it back."""
+        return Made(
+            revision=self.record.revision,
+            pointer=self.pointer.request_id if self.pointer is not None else None,
+            record=self.record.request_id if self.changed else None,
+        )
 
 
 def register(
@@ -206,7 +216,13 @@ class _Task:
             restored = self._copy(same.key).restore(same)
             newest = self._amend(same)
             amended = newest.generation != same.generation
-            return Registered(newest, False, report, amended, restored, self._point(newest, is_new=False))
+            pointer = self._point(newest, is_new=False)
+            if pointer is None or self._is_registered(newest.key):
+                return Registered(newest, False, report, amended, restored, pointer)
+            # Whoever undid the load that registered it did not see this pointer yet.
+            newest = self._record(newest.key, newest.spec)
+            self.registry.announce()
+            return Registered(newest, True, report, restored=restored, pointer=pointer)
         key, spec, _ = self._new(known)  # refused before anything has its place
         record = self._record(key, spec)
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
@@ -227,6 +243,10 @@ class _Task:
         found = [one for one in known.present.values() if one.spec.digest == digest]
         same = [one for one in found if revision in (None, one.revision)]
         return known.served if known.served in same else next(iter(same), None)
+
+    def _is_registered(self, key: AdapterKey) -> bool:
+        newest = self.registry.latest(self.registry.records(key))[1]
+        return newest is not None and newest.present
 
     def _copy(self, key: AdapterKey) -> Copy:
         return Copy(self.registry, key, self.judged, moved=self.wanted.takes)
@@ -336,8 +356,8 @@ class _Task:
                 )
         except Conflict:
             if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours never served
-                gone = {"state": State.DELETED}
-                registry.append(registry.records(record.key), lambda _: gone, writer=self.writer)
+                own = Made(revision=record.revision, record=record.request_id)
+                take_back(registry, self.scope, record.name, own, writer=self.writer)
             raise
         if activates or not is_new:
             registry.announce()

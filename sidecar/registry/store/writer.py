@@ -39,6 +39,7 @@ from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 
 LEASE_WAIT_S = 0.25
+_OF_ONE_WRITE = {"undone"}  # fields that the next generation does not take over
 RACES = 8  # lost in a row before the caller gets ``Conflict``; each means that another writer won
 
 
@@ -171,7 +172,7 @@ class Registry(Reader):
             self.confirm(series, newest)
             return newest
         token = secrets.token_hex(16)
-        inherited = newest.model_dump(mode="json") if newest is not None else {}
+        inherited = newest.model_dump(mode="json", exclude=_OF_ONE_WRITE) if newest is not None else {}
         body = series.kind.model_validate(
             {
                 **inherited,
