@@ -28,6 +28,9 @@ ENGINE_ENV: Mapping[str, str] = {
     "VLLM_PLUGINS": "",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # Longer than a client keeps a connection without a request. Both httpx and vLLM end it after 5 s:
+    # a request may be sent on a connection that is closed by then.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
     # The engine core's worker stays in its process, and one thread does not spin on a
     # machine of two cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from lora_fs.demo.engine import ENGINE_ENV
 from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
 from tests.deploy import test_kubernetes as sidecar
@@ -70,6 +71,12 @@ def test_it_installs_where_the_engine_looks() -> None:
     assert VARIABLES["VLLM_PLUGINS"]["value"] == "lora_fs"
     (volume,) = (volume for volume in POD["volumes"] if volume["name"] == "plugin")
     assert "emptyDir" in volume
+
+
+def test_a_connection_outlives_the_clients_own() -> None:
+    """vLLM's 5 s would end it under the request of a load balancer, which keeps it for 60 s (an ALB's)."""
+    for variables in (ENGINE_ENV, {name: one.get("value") for name, one in VARIABLES.items()}):
+        assert int(variables["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] or 0) > 60
 
 
 def test_the_init_container_is_locked_down_and_bounded() -> None:
