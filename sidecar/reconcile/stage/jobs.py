@@ -15,6 +15,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, VolumeUnavailable
@@ -29,6 +30,9 @@ from lora_fs.sidecar.trust import BUNDLE
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
+
 OTHERS_S = 0.05  # between two looks whether another process has made the copy
 
 
@@ -40,7 +44,7 @@ class Job:
     make_room: bool
     wanted: int = 0
     given_up: threading.Event = field(default_factory=threading.Event)
-    result: asyncio.Task[str] = field(init=False)
+    result: asyncio.Future[str] = field(init=False)
 
 
 class Stager(Copies):
@@ -194,25 +198,29 @@ class Stager(Copies):
         job = self._jobs.get(digest)
         if job is None or job.result.done():
             job = self._jobs[digest] = Job(record, make_room)
-            first = self._local if self.has(record) else self._threads
-            call = self._kept if self.has(record) else partial(self._make, job)
-            begun = asyncio.get_running_loop().run_in_executor(first, copy_context().run, call, record)
-            job.result = asyncio.create_task(self._run(job, begun), name=f"stage {record.name}")
+            if self.has(record):
+                kept = self._begin(self._local, self._kept, record)
+                job.result = asyncio.create_task(self._keep(job, kept), name=f"stage {record.name}")
+            else:
+                job.result = self._begin(self._threads, self._make, job, record)
             job.result.add_done_callback(partial(self._drop, digest, job))
         return job
 
-    async def _run(self, job: Job, begun: Awaitable[str | None]) -> str:
-        made = await begun
-        if made is None:  # what lay there was not whole
-            loop, run = asyncio.get_running_loop(), copy_context().run
-            made = await loop.run_in_executor(self._threads, run, partial(self._make, job), job.record)
-        return made
+    async def _keep(self, job: Job, kept: Awaitable[str | None]) -> str:
+        found = await kept
+        if found is None:  # what lay there was not whole
+            found = await self._begin(self._threads, self._make, job, job.record)
+        return found
 
-    def _drop(self, digest: str, job: Job, task: asyncio.Task[str]) -> None:
+    @staticmethod
+    def _begin(threads: Daemons, call: Callable[[*Given], Result], *args: *Given) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(threads, copy_context().run, call, *args)
+
+    def _drop(self, digest: str, job: Job, result: asyncio.Future[str]) -> None:
         if self._jobs.get(digest) is job:
             del self._jobs[digest]
-        if not task.cancelled():
-            task.exception()  # retrieved: nobody may be waiting for it
+        if not result.cancelled():
+            result.exception()  # retrieved: nobody may be waiting for it
         self.on_end()
 
     def _give_up_unwanted(self) -> None:

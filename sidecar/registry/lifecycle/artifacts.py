@@ -83,7 +83,7 @@ def opened(folder: Path) -> Iterator[int]:
     """
     with ExitStack() as stack:
         try:
-            names = folder.relative_to(folder.anchor).parts
+            names = folder.parts[1:] if folder.anchor else folder.parts
             handle = stack.enter_context(entered(folder.anchor or ".", *names))
         except OSError as error:
             if any(map(os.path.islink, (folder, *folder.parents))):
@@ -118,12 +118,15 @@ def _take(
 def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
     """The parts of a file. As ``Taker`` allows, a part's buffer is reused two parts later."""
     size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
-    for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
-        count = reader.readinto(buffer[:most_bytes])
-        if not count:
+    for buffer in itertools.cycle(memoryview(bytearray(size)) for _ in range(2)):
+        count, limit = 0, min(size, most_bytes)
+        while count < limit and (more := reader.readinto(buffer[count:limit])):
+            count += more
+        if count:
+            yield buffer[:count]
+        if count < size:  # the file's end, or all that was wanted
             return
         most_bytes -= count
-        yield buffer[:count]
 
 
 def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:

@@ -63,8 +63,8 @@ class Taker:
         self._sync, self._marked = sync, marked
         self._name, self._size, self._digest = "", 0, hashlib.sha256()
         self._beside: ThreadPoolExecutor | None = None
-        self._doing = Future[None]()
-        self._doing.set_result(None)
+        self._doing: Future[None] | None = None
+        self._target = Path()
         self._writer: io.BufferedWriter | None = None
 
     def __enter__(self) -> Taker:
@@ -79,7 +79,7 @@ class Taker:
 
     def __call__(self, name: str, part: memoryview) -> None:
         """Take the next bytes of ``name``; with another name, the file before is whole."""
-        self._doing.result()
+        self._await_hash()
         if name != self._name:
             self.end()
             self._begin(name)
@@ -91,7 +91,7 @@ class Taker:
             self._digest.update(part)
         if self._writer is not None:
             # Here: what hangs is the caller's thread, and none that an exit waits for.
-            with writing(Path(self._writer.name)):
+            with writing(self._target):
                 self._writer.write(part)
 
     def _begin(self, name: str) -> None:
@@ -102,17 +102,18 @@ class Taker:
             if self._root is not None:
                 make_folder(self.folder.parent, root=self._root)
             _make_draft(self.folder, marked=self._marked)
-        with writing(self.folder / name):
-            self._writer = (self.folder / name).open("xb")
+        self._target = self.folder / name
+        with writing(self._target):
+            self._writer = self._target.open("xb")
             permissions.share_file(self._writer.fileno(), self.folder)
 
     def end(self) -> None:
         """See that the file under way is whole and on the volume."""
-        self._doing.result()
+        self._await_hash()
         if not self._name:
             return
         if self._writer is not None:
-            with writing(Path(self._writer.name)), self._writer as writer:
+            with writing(self._target), self._writer as writer:
                 writer.flush()
                 if self._sync:
                     os.fsync(writer.fileno())
@@ -120,6 +121,10 @@ class Taker:
         entry = FileEntry(path=self._name, size_bytes=self._size, sha256=self._digest.hexdigest())
         self.files.append(entry)
         self._name = ""
+
+    def _await_hash(self) -> None:
+        if self._doing is not None:
+            self._doing.result()
 
     def sync_names(self) -> None:
         """Make the names of the files survive a power loss, too."""
