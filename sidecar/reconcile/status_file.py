@@ -76,7 +76,7 @@ class Reporter:
         self._due = False
         self._writing, self._withdrawn = threading.Lock(), False
         self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
-        self._wrote = False
+        self._wrote: bytes | None = None  # as the status file
         self._shared_until = clock()  # with another process of this id
 
     async def beat(self, replica: Replica) -> None:
@@ -154,8 +154,9 @@ class Reporter:
                 is_status = isinstance(value, ReplicaStatus)
                 if is_status and self._written_by_another(path):
                     self._shared_until = self._clock() + SHARED_S
-                atomic.replace(path, seal(value))
-                self._wrote = self._wrote or is_status
+                data = seal(value)
+                atomic.replace(path, data)
+                self._wrote = data if is_status else self._wrote
                 return SHARED.format(path) if self._clock() < self._shared_until else None
 
         try:
@@ -171,8 +172,10 @@ class Reporter:
     def _written_by_another(self, path: Path) -> bool:
         """Whether a process beside this one wrote its status file since this one did."""
         data = atomic.read_bytes(path) if self._wrote else None  # before, it may be an earlier process's
+        if data is None or data == self._wrote:
+            return False
         with suppress(CorruptRecord, KeyError, TypeError):
-            return data is not None and not self._began <= unseal(data)["heartbeat"] <= self._heartbeat
+            return not self._began <= unseal(data)["heartbeat"] <= self._heartbeat
         return False
 
     async def withdraw(self, replica_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -53,6 +54,13 @@ def unsealed_or_corrupt(data: bytes) -> JsonObject | None:
 
 def without_sum(value: JsonObject) -> JsonObject:
     return {name: item for name, item in value.items() if name != "sum"}
+
+
+def foreign(value: JsonObject) -> bytes:
+    """Seal as another writer may, which bounds no depth."""
+    body = without_sum(value)
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps({**body, "sum": hashlib.sha256(canonical.encode()).hexdigest()}).encode()
 
 
 @given(OBJECTS)
@@ -138,7 +146,7 @@ def test_deep_unknown_fields_never_raise_anything_else(depth: int) -> None:
     for _ in range(depth):
         deep = [deep]
     try:
-        read = decode(Record, seal(record().model_dump(mode="json") | {"deep": deep}))
+        read = decode(Record, foreign(record().model_dump(mode="json") | {"deep": deep}))
     except CorruptRecord:
         return
     assert decode(Record, seal(read.model_dump(mode="json"))) == read

@@ -11,6 +11,7 @@ import json
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, NewerRecord
 from lora_fs.sidecar.escaping import shown
@@ -40,7 +41,7 @@ def seal(value: BaseModel | JsonObject) -> bytes:
     except UnicodeEncodeError as error:
         around = error.object[max(0, error.start - 60) : error.end + 20]
         raise InputError(f"{around!a} holds what is no text in UTF-8: use another name or path") from error
-    data = json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
+    data = to_json(body, indent=1) + b"\n"  # json.dumps indents in Python, several times slower
     if len(data) > MAX_SEALED_BYTES:
         raise InputError(f"{len(data)} bytes of JSON: {MAX_SEALED_BYTES} are the most that is read")
     return data
