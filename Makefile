@@ -34,7 +34,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-ends test-long test-nfs test-versions torture chaos lint type filesystems chromium pythons oci-registry packages bench bench-kernels bench-scale fmt build schemas docs pictures env clean
+.PHONY: demo test test-ends test-long test-nfs test-triton test-versions torture chaos lint type filesystems chromium pythons oci-registry packages bench bench-kernels bench-scale fmt build schemas docs pictures env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -66,6 +66,16 @@ VERSIONS ?=
 SUITES ?= plugin engine sidecar fleet rust
 test-versions: env
 	@$(BIN)/python .ci/versions.py --write --suites $(SUITES) $(if $(VERSIONS),--versions $(VERSIONS))
+
+# The kernels with another Triton than the environment's: what its compiler makes of every shipped configuration, and
+# the operations in its interpreter. CI leaves it out: 188 MB and four minutes, for a Triton that comes with torch 2.11.
+TRITON ?= 3.6.0
+test-triton: $(STAMPS)/triton-$(TRITON)
+	@PYTHONPATH='$(abspath $(VENV)/triton-$(TRITON))' $(BIN)/pytest tests/ops/test_compiled.py tests/ops/test_interpreted.py $(PYTEST_ARGS)
+
+$(STAMPS)/triton-$(TRITON): $(STAMPS)/project
+	@$(PIP_INSTALL) --no-deps --upgrade --target '$(VENV)/triton-$(TRITON)' triton==$(TRITON)
+	@touch $@
 
 # Boot the oldest and the newest vLLM with the plugin, where pip finds their packages.
 test-ends: env

@@ -1,4 +1,7 @@
-"""What the compiler makes of every shipped configuration, on sm_90 and sm_80, with or without a GPU."""
+"""What the compiler makes of every shipped configuration, on sm_90 and sm_80, with or without a GPU.
+
+``make test-triton`` asks Triton 3.6's compiler, too.
+"""
 
 from __future__ import annotations
 

@@ -184,6 +184,7 @@ def test_plugin_is_not_declared_before_it_exists() -> None:
         "demo",
         "test",
         "test-nfs",
+        "test-triton",
         "torture",
         "lint",
         "type",
