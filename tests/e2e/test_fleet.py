@@ -40,11 +40,6 @@ def replica(
     )
     with closing(one):
         one.wait_ready()
-
-        def told() -> bool:
-            return '"max_lora_rank": 8' in volume.run("status", "-o", "json").stdout
-
-        wait_until("the status file has the engine's rank", told, timeout_s=60)
         yield one
 
 
@@ -55,7 +50,12 @@ def register(
     """``register(rank, *words)``: by the volume, or by the replica's server."""
     by = request.param
 
+    def told() -> bool:
+        return '"max_lora_rank": 8' in replica.volume.run("status", "-o", "json").stdout
+
     def run(rank: int, *words: str) -> Ran:
+        # An engine that is late with an answer has no known rank until its next one.
+        wait_until("the status file has the engine's rank", told, timeout_s=60)
         server = ("--server", replica.url) if by == "server" else ("--root", str(replica.volume.root))
         folder = str(adapters(SEED_OF[rank]))
         return replica.volume.try_run("register", f"{by}-{rank}", folder, *words, *server)
