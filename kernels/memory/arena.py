@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lora_fs.kernels.memory.extents import Extents, Move
+from lora_fs.kernels.memory.leaving import Leaving
 from lora_fs.kernels.weights.layout import Packed, Shape
 from lora_fs.kernels.weights.rows import RowLayout
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Slab, packed_at
@@ -27,11 +28,15 @@ NOTHING = torch.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """The data to show an adapter, made when its copy began; ``row`` in page-locked memory."""
+    """The data to show an adapter, made when its copy began.
+
+    ``slab``, whose views are in host memory, stays while a copy of it may run; ``arrived``: of that copy.
+    """
 
     slab: Slab
     row: torch.Tensor
     views: Mapping[str, Packed | None]
+    arrived: torch.cuda.Event | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,18 @@ class Arena:
         self._placed: dict[int, _Placed] = {}
         self._shown: dict[int, int] = {}  # slot → owner
         self._coming: dict[int, Transfer] = {}
+        self._leaving = Leaving()
         cuda = self.device.type == "cuda"
         self._side = torch.cuda.Stream(self.device) if cuda else None
         self._freed = torch.cuda.Event() if cuda else None
         self._layout = RowLayout.of(self.shapes)
         self._rows = torch.zeros(slots, self._layout.length, dtype=torch.int32, device=self.device)
+        # Rows on their way: as many as two steps may show.
+        self._sent = [
+            torch.empty(self._layout.length, dtype=torch.int32, pin_memory=cuda) for _ in range(2 * slots)
+        ]
+        self._copied = [torch.cuda.Event() if cuda else None for _ in self._sent]
+        self._turn = 0
         self.layers = {
             name: DeviceLayer(shape, [None] * slots, tables=self._tables(name, shape))
             for name, shape in self.shapes.items()
@@ -117,6 +129,7 @@ class Arena:
             raise ValueError(f"a rank of {highest}, where {self.max_rank} is the largest")
         if len(slab.row) != self._layout.length:
             raise ValueError("a slab that was packed for another model")
+        self._leaving.clear()
         extent = self._extents.take(owner, slab.data.numel())
         if extent is None:
             self.compact()
@@ -133,7 +146,7 @@ class Arena:
                 self._side.wait_event(self._freed)
                 target.copy_(slab.data, non_blocking=True)
                 arrived.record(self._side)
-        self._placed[owner] = self._place(owner, slab)
+        self._placed[owner] = self._place(owner, slab, arrived)
         self._coming[owner] = Transfer(owner, slab, arrived)
         return self._coming[owner]
 
@@ -153,8 +166,19 @@ class Arena:
         placed = self._placed[owner]
         for name, layer in self.layers.items():
             layer.see(slot, placed.views.get(name))
-        self._rows[slot].copy_(placed.row, non_blocking=True)
+        self._send(slot, placed.row)
         self._shown[slot] = owner
+
+    def _send(self, slot: int, row: torch.Tensor) -> None:
+        """Copy a row to the device from page-locked memory, which every row shares with others."""
+        host, copied = self._sent[self._turn], self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()  # two steps ago
+        host.numpy()[:] = row.numpy()
+        self._rows[slot].copy_(host, non_blocking=True)
+        if copied is not None:
+            copied.record(torch.cuda.current_stream(self.device))
+        self._turn = (self._turn + 1) % len(self._sent)
 
     def hide(self, slot: int) -> None:
         """Empty a slot; who was there stays.
@@ -171,7 +195,9 @@ class Arena:
         for slot in [slot for slot, shown in self._shown.items() if shown == owner]:
             self.hide(slot)
         self._coming.pop(owner, None)
-        self._placed.pop(owner, None)
+        placed = self._placed.pop(owner, None)
+        if placed is not None:
+            self._leaving.add(placed.slab, placed.arrived)
         self._extents.release(owner)
         self._mark_freed()
 
@@ -190,7 +216,8 @@ class Arena:
         for move in moves:
             self._move(move)
             if move.owner in self._placed:
-                self._placed[move.owner] = self._place(move.owner, self._placed[move.owner].slab)
+                placed = self._placed[move.owner]
+                self._placed[move.owner] = self._place(move.owner, placed.slab, placed.arrived)
         moved = {move.owner for move in moves}
         for slot, owner in list(self._shown.items()):
             if owner in moved:
@@ -211,7 +238,7 @@ class Arena:
             pending = source if step >= count else source.clone()
             self._storage.narrow(0, move.target + done, count).copy_(pending)
 
-    def _place(self, owner: int, slab: Slab) -> _Placed:
+    def _place(self, owner: int, slab: Slab, arrived: torch.cuda.Event | None) -> _Placed:
         """The parts of an adapter that depend on its place."""
         begin = self._extents[owner].begin
         row = self._layout.moved(slab.row, begin)
@@ -219,8 +246,7 @@ class Arena:
             name: packed_at(self.shapes[name], place, self._storage, begin)
             for name, place in slab.places.items()
         }
-        # Pinned memory dropped here is not reused before the copy is done.
-        return _Placed(slab, row.pin_memory() if self._rows.is_cuda else row, views)
+        return _Placed(slab, row, views, arrived)
 
     def _tables(self, name: str, shape: Shape) -> Tables:
         offsets, ends, scales = self._layout.views(self._rows, name, len(shape.outputs))

@@ -22,6 +22,8 @@ PAUSES_S = 1.0  # all of them at most: a process that ends waits for its threads
 class HostMemory:
     """Memory for slabs, for any thread. It goes back to the system with its tensor."""
 
+    locks = False
+
     def __init__(self) -> None:
         self._lock = Lock()
         self._spare: mmap.mmap | None = None
@@ -39,6 +41,10 @@ class HostMemory:
                 except (OSError, SystemError):  # no room behind it; not Linux
                     memory = None
         return torch.frombuffer(memory or _mapped(size), dtype=dtype)
+
+    def taken_bytes(self, size_bytes: int) -> int:
+        """The bytes that a piece of so many counts as."""
+        return size_bytes
 
     def prepare(self, size: int, room: int) -> None:
         """Have ``size`` bytes ready for the next caller; returns when they are ready, or taken.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from lora_fs.kernels.memory.extents import Extents, StorageFullError
+from lora_fs.kernels.memory.leaving import Leaving
 from lora_fs.kernels.weights.slabs import Place, Slab
 
 KINDS_KEPT = 16
@@ -60,6 +61,7 @@ class Landing:
         self._pool = torch.empty(size_bytes // first.itemsize, dtype=first.dtype, device=first.device)
         self._extents = Extents(self._pool.numel())
         self._landed: dict[int, _Landed] = {}
+        self._leaving = Leaving()
         # By the identity of ``places``, which adapters of a kind share; kept with it, so that it stays one.
         self._kinds: OrderedDict[int, tuple[Mapping[str, Place], torch.Tensor]] = OrderedDict()
         cuda = first.is_cuda
@@ -80,6 +82,7 @@ class Landing:
         key = id(slab)
         if key in self._landed:
             return
+        self._leaving.clear()
         count = slab.data.numel()
         extent = self._extents.take(key, count)
         if extent is None:
@@ -117,7 +120,9 @@ class Landing:
 
     def drop(self, slab: Slab) -> None:
         """Drop an adapter, if it is there; slots filled from it stay filled."""
-        if self._landed.pop(id(slab), None) is not None:
+        landed = self._landed.pop(id(slab), None)
+        if landed is not None:
+            self._leaving.add(slab, landed.arrived)
             self._extents.release(id(slab))
 
     def lose(self) -> None:

@@ -76,7 +76,7 @@ def adapter(number: int, sizes: dict[str, tuple[int, int]] = WHOLE) -> LoRAModel
 
 def packed(manager: TieredModelManager, lora: LoRAModel) -> Resident:
     """As a load does."""
-    return Resident(lora, manager.layers.pack(manager.draft(lora)))
+    return manager.pack(lora, manager.draft(lora))
 
 
 def serve(manager: TieredModelManager, lora: LoRAModel) -> Resident:

@@ -254,7 +254,7 @@ def test_tensors_of_their_own_are_not_learned(tmp_path: Path) -> None:
     kind = Kind.of(str(folder))
     assert kind is not None
     draft = manager._adapter_manager.draft(lora)
-    resident = Resident(lora, manager._adapter_manager.layers.pack(draft))
+    resident = manager._adapter_manager.pack(lora, draft)
     found = Alike()
     found.learn(str(folder), kind, resident, copies, draft)
     assert found.recipe(kind) is None

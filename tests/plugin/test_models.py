@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from vllm.lora.layers import LoRAMapping
-from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
@@ -18,11 +17,10 @@ from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.weights.layout import Packed
 from lora_fs.kernels.weights.tables import DeviceLayer
 from lora_fs.worker_patch.worker.load.fits import DoesNotFit
-from lora_fs.worker_patch.worker.load.resident import Resident, size_bytes
+from lora_fs.worker_patch.worker.load.resident import Resident
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.ops import on_device, opaque, punica
-from lora_fs.worker_patch.worker.slots import layers
 from lora_fs.worker_patch.worker.slots.layers import ModelLayers, Target
 from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from tests.plugin.block import (
@@ -268,27 +266,3 @@ def test_graphs_of_large_batches(make: Make, captured: int | None, small: int) -
         assert there.tile_rows == FEWEST_ROWS
         there.upload(plan_rows(np.zeros(small + 1, dtype=np.int64)))
         assert there.tile_rows > FEWEST_ROWS
-
-
-def test_pinned_memory_is_counted_as_torch_takes_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of a power of two, each tensor its own."""
-    manager = make("torch")
-    resident = packed(manager, adapter(101))
-    size = resident.slab.data.nbytes
-    assert size_bytes(resident) == size
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
-    assert size < size_bytes(resident) == 1 << size.bit_length()
-    resident.loras["lm_head"] = LoRALayerWeights("lm_head", 1, 1, torch.zeros(1, 16), torch.zeros(0, 1))
-    assert size_bytes(resident) == (1 << size.bit_length()) + 64
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_pinned_memory_is_given_back(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
-    """To the system, where torch would keep it; an older torch has no word for that."""
-    emptied: list[None] = []
-    monkeypatch.setattr(layers, "PIN_MEMORY", pinned)
-    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: emptied.append(None), raising=False)
-    ModelLayers(2, 8, torch.float32).give_back()
-    assert len(emptied) == pinned
-    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
-    ModelLayers(2, 8, torch.float32).give_back()

@@ -42,13 +42,6 @@ def test_what_is_unknown_is_counted_whole() -> None:
         assert shares.size_bytes(100, [f"other{number}"], 0, 2) == 100
 
 
-def test_pinned_memory_comes_in_powers_of_two(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = make("torch").layers
-    assert [layers.allocated_bytes(size) for size in (0, 5, 8)] == [0, 5, 8]
-    monkeypatch.setattr(layers, "_pinned", True)
-    assert [layers.allocated_bytes(size) for size in (0, 5, 8, 9)] == [0, 8, 8, 16]
-
-
 def test_a_budget_that_has_room_for_the_share_alone(make: Make, tmp_path: Path) -> None:
     """Of two ranks: the whole adapter would not fit in either's budget, and is refused by none."""
     files = Files(tmp_path / "support")

@@ -22,9 +22,8 @@ from vllm.platforms import current_platform
 from lora_fs.kernels.gpu import scatter
 from lora_fs.kernels.weights.slabs import Draft
 from lora_fs.worker_patch.worker.load import resident
-from lora_fs.worker_patch.worker.load.resident import Resident
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.slots import stacks
+from lora_fs.worker_patch.worker.slots import layers, stacks
 from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from tests.plugin.block import HIDDEN, STOCK, WHOLE, WORDS, Model, vllm_config
 from tests.plugin.tensor_parallel import be_rank
@@ -58,13 +57,15 @@ adapters: st.SearchStrategy[Adapter] = st.tuples(
 )
 
 
-def managers(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, dtype: Any) -> tuple[Any, Any]:
+def managers(
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, dtype: Any, *, host_bytes: int = 1 << 30
+) -> tuple[Any, Any]:
     """vLLM's, and the plugin's with vLLM's kernels; each with a model of its own."""
     be_rank(monkeypatch, rank, size)
     monkeypatch.setenv("LORA_FS_KERNELS", "off")
     monkeypatch.setattr(StackedLayers, "_lands", lambda self, stacks: LANDS)
     monkeypatch.setattr(scatter, "PROGRAMS", 2)  # a stack: most of a GPU's find nothing to do here
-    monkeypatch.setenv("LORA_FS_HOST_BYTES", str(1 << 30))
+    monkeypatch.setenv("LORA_FS_HOST_BYTES", str(host_bytes))
     monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: STOCK)
     config = LoRAConfig(max_lora_rank=MOST, max_loras=SLOTS, max_cpu_loras=100, lora_dtype=dtype)
     arguments = (8, 2048, WORDS, config, torch.device("cpu"))
@@ -107,7 +108,7 @@ def test_a_slot_is_as_vllm_fills_it(
             stock.add_adapter(theirs)
             stock.activate_adapter(number)
             ours = weights(number, names, rank, alpha, on_disk)
-            plugin.admit(Resident(ours, plugin.layers.pack(plugin.draft(ours))), 1)
+            plugin.admit(plugin.pack(ours, plugin.draft(ours)), 1)
             plugin.bring(number)
             plugin.activate_adapter(number)
             wanted = of_slot(stock, stock.lora_index_to_id.index(number))
@@ -143,41 +144,78 @@ def test_the_next_of_a_kind_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
     assert zeroed == 2 * list(plugin.layers.targets)
 
 
-def test_all_that_is_kept_is_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a GPU to copy to: the one block, and what stays vLLM's own; no matrix before."""
-    locked: list[torch.Tensor] = []
+class Locked:
+    """Stands in for the system, which locks nothing without a GPU, and counts what it is asked for."""
 
-    def pin(tensor: torch.Tensor) -> torch.Tensor:
-        locked.append(tensor)
-        return tensor
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        monkeypatch.setattr(stacks, "PIN_MEMORY", True)
+        monkeypatch.setattr(layers, "page_locked", self)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", self.refuse)
+        empty = torch.empty
 
-    _, plugin = managers(monkeypatch, 0, 1, torch.float32)
-    made: list[bool] = []
-    empty = torch.empty
-    monkeypatch.setattr(resident, "PIN_MEMORY", True)
-    monkeypatch.setattr(stacks, "PIN_MEMORY", True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    plugin.layers._pinned = StackedLayers(SLOTS, MOST, torch.float32)._pinned
+        def allocate(*sizes: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+            return self.refuse() if pin_memory else empty(*sizes, **kwargs)
 
-    def allocate(*sizes: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        made.append(pin_memory)
-        return empty(*sizes, **kwargs)
+        monkeypatch.setattr(torch, "empty", allocate)
 
-    monkeypatch.setattr(torch, "empty", allocate)
-    ours = weights(1, frozenset(NAMES), 4, {}, torch.bfloat16)
-    kept = Resident(ours, plugin.layers.pack(plugin.draft(ours)))
-    assert made == [True]
-    assert kept.loras.keys() == {"embed_tokens"}
-    table = kept.loras["embed_tokens"]
-    assert [id(one) for one in locked] == [id(table.lora_a), id(table.lora_b)]
-    assert table.lora_a.dtype == torch.float32
+    def __call__(self, size_bytes: int) -> torch.Tensor:
+        self.sizes.append(size_bytes)
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def refuse(self, *args: Any) -> torch.Tensor:
+        raise AssertionError("a load locks memory")
+
+
+def test_memory_is_locked_at_the_start_and_by_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU to copy to: what is packed, and what stays vLLM's own, lie in one arena."""
+    locked = Locked(monkeypatch)
+    _, plugin = managers(monkeypatch, 0, 1, torch.float32, host_bytes=1 << 20)
+    memory = plugin.layers.memory
+    assert sum(locked.sizes) == memory.size_bytes == memory.free_bytes == (1 << 20) + (1 << 17)
+    locked.sizes.clear()
+    kept = []
+    for seed in range(12):
+        names = frozenset(NAMES) if seed % 3 else frozenset({"embed_tokens"})
+        ours = weights(seed + 1, names, 1 + seed % MOST, {}, torch.bfloat16)
+        words = ours.loras["embed_tokens"].lora_a.clone()
+        before = memory.free_bytes
+        kept.append(plugin.pack(ours, plugin.draft(ours)))
+        assert before - memory.free_bytes == resident.size_bytes(kept[-1])
+        assert kept[-1].loras.keys() == {"embed_tokens"}
+        assert torch.equal(kept[-1].loras["embed_tokens"].lora_a, words.float())
+        if seed % 4 == 3:
+            del kept[0]
+    parts = [part.memory for part in memory._parts]
+    arena = [range(part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts]
+    for one in kept:
+        table = one.loras["embed_tokens"]
+        there = [t.data_ptr() for t in (one.slab.data, table.lora_a, table.lora_b) if t.numel()]
+        assert all(any(address in part for part in arena) for address in there)
+    del ours, table, one
+    kept.clear()
+    assert memory.free_bytes == memory.size_bytes
+    assert locked.sizes == []
+
+
+def test_memory_that_cannot_be_locked_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not start: it would copy from pageable memory, in its steps."""
+    locked = Locked(monkeypatch)
+
+    def refuse(size_bytes: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(layers, "page_locked", refuse)
+    with pytest.raises(MemoryError, match="set a smaller LORA_FS_HOST_BYTES, now 1048576"):
+        managers(monkeypatch, 0, 1, torch.float32, host_bytes=1 << 20)
+    assert locked.sizes == []
 
 
 def test_a_failed_copy_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a slot was half filled with is zero again wherever the next adapter does not write."""
     stock, plugin = managers(monkeypatch, 0, 1, torch.float32)
     large = weights(1, frozenset(WHOLE), MOST, {}, torch.float32)
-    plugin.admit(Resident(large, plugin.layers.pack(plugin.draft(large))), 1)
+    plugin.admit(plugin.pack(large, plugin.draft(large)), 1)
     copy = torch._foreach_copy_
 
     def fail(targets: list[torch.Tensor], sources: list[torch.Tensor], **kwargs: Any) -> None:
@@ -194,7 +232,7 @@ def test_a_failed_copy_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         if manager is stock:
             manager.add_adapter(other)
         else:
-            manager.admit(Resident(other, manager.layers.pack(manager.draft(other))), 1)
+            manager.admit(manager.pack(other, manager.draft(other)), 1)
         manager.activate_adapter(2)
     wanted, found = of_slot(stock, 0), of_slot(plugin, 0)
     assert all(all(map(torch.equal, wanted[name], found[name])) for name in wanted)

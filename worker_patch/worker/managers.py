@@ -118,8 +118,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         try:
             self.remove_adapter(adapter)
             layers = self._adapter_manager.layers
-            blank = Resident(LoRAModel(adapter, 1, {}), layers.pack(layers.draft({}, {})))
-            self._adapter_manager.admit(blank, 0)
+            slab = layers.pack(layers.draft({}, {}))
+            self._adapter_manager.admit(Resident(LoRAModel(adapter, 1, {}), slab, layers.memory), 0)
             self.blank.add(adapter)
             self._adapter_manager.activate_adapter(adapter)
         except Exception:
@@ -157,8 +157,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         kind = Kind.of(folder) if manager.layers.targets else None
         recipe = self._alike.recipe(kind)
         if recipe is not None:
-            slab = manager.layers.pack(recipe.draft(folder))
-            return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
+            return manager.pack(LoRAModel(adapter, recipe.rank, {}), recipe.draft(folder), alike=True)
         if kind is not None and kind.has_fused_experts:  # whoever asks for it need not know
             request.is_3d_lora_weight = True
         lora = self._load_adapter(request)
@@ -168,7 +167,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         if not os.path.isfile(os.path.join(folder, WEIGHTS)):  # a pickle, whose values nobody has read
             check_finite(lora)
         draft = manager.draft(lora)
-        resident = Resident(lora, manager.layers.pack(draft))
+        resident = manager.pack(lora, draft)
         if kind is not None:
             learn = partial(self._alike.learn, folder, kind, resident, lora.tensors, draft)
             if passing:
@@ -220,7 +219,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             size = int(size * engine.itemsize / files.itemsize)
         manager, kept = self._adapter_manager, engine.itemsize
         share = manager.shares.size_bytes(size, asked.get("target_modules", ()), asked.get("rank", 0), kept)
-        return manager.layers.allocated_bytes(share)
+        return manager.layers.memory.taken_bytes(share)
 
     def loading(self, adapter: int) -> bool:
         """Whether a load of it is under way, or ended well and waits for its admission."""

@@ -56,11 +56,13 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self.tiers = Tiers(self.lora_slots, settings.host_bytes, eviction=settings.eviction)
         self._warm_ups: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
+        self.layers.lock(settings.host_bytes)
         if self.layers.targets:
             self.layers.allocate()
         else:  # all stayed vLLM's own
-            config = self.lora_config
+            config, memory = self.lora_config, self.layers.memory
             self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+            self.layers.memory = memory
         self.tiers.copies = self.layers.copies
         # With layers that stayed vLLM's nobody here knows the whole.
         ours = len(self.layers.targets) == len(self.modules)
@@ -151,6 +153,15 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         weights = {name: w for name, w in found.items() if w is not None}
         return self.layers.draft(weights, scales, whole=whole)
 
+    def pack(self, adapter: LoRAModel, draft: Draft, *, alike: bool = False) -> Resident:
+        """Copy an adapter to where the host tier has it; any thread may.
+
+        Args:
+            draft: of the layers that lora-fs took over.
+            alike: packed as another of its kind.
+        """
+        return Resident(adapter, self.layers.pack(draft), self.layers.memory, alike=alike)
+
     @property
     def capacity(self) -> int:
         return _UNBOUNDED
@@ -163,7 +174,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         """
         if lora.id in self._registered_adapters:
             return False
-        self.admit(Resident(lora, self.layers.pack(self.draft(lora, whole=False))), 0)
+        self.admit(self.pack(lora, self.draft(lora, whole=False)), 0)
         self._warm_ups.add(lora.id)
         return True
 

@@ -1,20 +1,22 @@
 """An adapter in host memory: how vLLM's reader makes it, its parts, and its size.
 
 The weights of layers that lora-fs took over go into one slab, whatever the files' dtype. The rest is vLLM's
-own, converted and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
+own, converted as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
-from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_fs.kernels.weights.slabs import Slab
+from lora_fs.kernels.memory.host import HostMemory
+from lora_fs.kernels.memory.pinned import PinnedMemory
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Slab
 from lora_fs.worker_patch.versions.differences import modules_to_save
 
 
@@ -23,19 +25,35 @@ class Resident(LoRAModel):  # type: ignore[misc]
 
     Attributes:
         slab: its weights for the layers that lora-fs took over; ``loras`` has the rest.
+        memory: where it is; if that is page-locked, the rest is in one piece of it, too.
         alike: packed as another of its kind.
     """
 
-    def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:
+    def __init__(
+        self, adapter: LoRAModel, slab: Slab, memory: HostMemory | PinnedMemory, *, alike: bool = False
+    ) -> None:
         taken = slab.places
         rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
         super().__init__(adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight)
         self.modules_to_save = modules_to_save(adapter)
-        self.slab, self.alike = slab, alike
-        if PIN_MEMORY:
-            _change(rest.values(), torch.Tensor.pin_memory)
-            for full in self.modules_to_save.values():
-                full.pin_memory()
+        self.slab, self.memory, self.alike = slab, memory, alike
+        if memory.locks:
+            self._move(memory)
+
+    def _move(self, memory: HostMemory | PinnedMemory) -> None:
+        """Copy the rest to one piece of ``memory``."""
+        rest = list(_rest(self))
+        ends = [*accumulate(_aligned(tensor.nbytes) for tensor in rest)]
+        piece = memory.empty(ends[-1] if ends else 0, torch.uint8)
+        begins = zip(rest, [0, *ends], strict=False)
+        there = {id(one): piece[at : at + one.nbytes].view(one.dtype).view(one.shape) for one, at in begins}
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return there[id(tensor)].copy_(tensor)
+
+        _change(self.loras.values(), move)
+        for full in self.modules_to_save.values():
+            full.weight, full.bias = _each(full.weight, move), _each(full.bias, move)
 
 
 class AsOnDisk(LoRAModel):  # type: ignore[misc]
@@ -62,13 +80,17 @@ def convert(weights: Iterable[LoRALayerWeights], dtype: torch.dtype) -> None:
 
 
 def size_bytes(lora: Resident) -> int:
-    """What its tensors take in host memory; torch rounds pinned memory up to a power of two."""
-    sizes = ((tensor.nbytes, tensor.is_pinned()) for tensor in _tensors(lora))
-    return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in sizes)
+    """What its tensors take in host memory."""
+    count = _aligned if lora.memory.locks else int
+    rest = sum(count(tensor.nbytes) for tensor in _rest(lora))
+    return lora.memory.taken_bytes(lora.slab.data.nbytes) + lora.memory.taken_bytes(rest)
 
 
-def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
-    yield lora.slab.data
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _rest(lora: Resident) -> Iterable[torch.Tensor]:
     for weights in lora.loras.values():
         for part in (weights.lora_a, weights.lora_b):
             yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)

@@ -19,10 +19,10 @@ from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.model_executor.layers.linear import QKVParallelLinear
-from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.memory.host import HostMemory
+from lora_fs.kernels.memory.pinned import PinnedMemory, page_locked
 from lora_fs.kernels.weights.layout import Layer, Shape
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Draft, Slab, Weights
 from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER
@@ -54,13 +54,14 @@ class ModelLayers:
     _finished = False  # whether packing finishes adapters as ``Outline.of`` has them for padded stacks
     lands = False  # whether an adapter goes to a device's memory before a slot means it
     copies = False  # whether a slot is a copy of what is there
+    _copied_from = False  # whether a device copies adapters from host memory
 
     def __init__(
         self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
     ) -> None:
         self._read = read
-        self._memory = HostMemory()
-        self._slots, self._max_rank, self._dtype, self._pinned = slots, max_rank, dtype, False
+        self.memory: HostMemory | PinnedMemory = HostMemory()
+        self._slots, self._max_rank, self._dtype = slots, max_rank, dtype
         self.targets: dict[str, Target] = {}
 
     def take_over(self, name: str, module: Any) -> bool:
@@ -111,14 +112,22 @@ class ModelLayers:
 
     def pack(self, draft: Draft) -> Slab:
         """Copy the weights to where the draft has them; any thread may."""
-        elements, dtype = draft.outline.elements, draft.dtype
-        if self._pinned:
-            return draft.slab(torch.empty(elements, dtype=dtype, pin_memory=True))
-        return draft.slab(self._memory.empty(elements, dtype))
+        return draft.slab(self.memory.empty(draft.outline.elements, draft.dtype))
 
-    def allocated_bytes(self, size: int) -> int:
-        """What ``pack`` takes for so many: torch rounds pinned memory up to a power of two."""
-        return 1 << (size - 1).bit_length() if self._pinned and size else size
+    def lock(self, host_bytes: int) -> None:
+        """Have the memory of the host tier page-locked, if a device copies from it: all of it, now.
+
+        Args:
+            host_bytes: ``LORA_FS_HOST_BYTES``. An eighth is added for loads that others have yet to make room
+                for.
+        Raises:
+            MemoryError: the system does not lock so much; says what to do.
+        """
+        if self._copied_from:
+            try:
+                self.memory = PinnedMemory(host_bytes + host_bytes // 8, page_locked)
+            except MemoryError as error:
+                raise MemoryError(f"{error}: set a smaller LORA_FS_HOST_BYTES, now {host_bytes}") from error
 
     def parts(self, names: Callable[[str], Sequence[str]]) -> dict[str, Part]:
         """How much of each layer this rank has.
@@ -147,16 +156,11 @@ class ModelLayers:
         Args:
             room: bytes that it may take.
         """
-        if not self._pinned:
-            self._memory.prepare(size, room)
+        self.memory.prepare(size, room)
 
     def give_back(self) -> None:
-        """Keep no memory for a next adapter."""
-        self._memory.drop()
-        # Of pinned memory torch keeps all that was ever let go of.
-        empty = getattr(torch.accelerator, "empty_host_cache", None)
-        if PIN_MEMORY and empty is not None:
-            empty()
+        """Keep no memory ready for a next adapter, except what is page-locked for good."""
+        self.memory.drop()
 
     def _dtype_for(self, adapter: Mapping[str, Weights]) -> torch.dtype:
         """The engine's, and of an adapter that is all of a narrower one that one: half the memory to read."""
@@ -208,7 +212,7 @@ class DeviceLayers(ModelLayers):
         device_bytes: int | None = None,
     ) -> None:
         super().__init__(slots, max_rank, dtype)
-        self._device, self._pinned, self._device_bytes = device, device.type == "cuda", device_bytes
+        self._device, self._copied_from, self._device_bytes = device, device.type == "cuda", device_bytes
         self._brought: dict[int, Slab] = {}  # by their identity, which is theirs while they are here
         self._filled: set[int] = set()
 

@@ -32,7 +32,7 @@ class StackedLayers(ModelLayers):
         self, slots: int, max_rank: int, dtype: torch.dtype, device_bytes: int | None = None
     ) -> None:
         super().__init__(slots, max_rank, dtype)
-        self._pinned, self._device_bytes = PIN_MEMORY, device_bytes
+        self._copied_from, self._device_bytes = PIN_MEMORY, device_bytes
         self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was last zeroed
         self._landing: Landing | None = None
 
