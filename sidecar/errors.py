@@ -94,6 +94,10 @@ class Conflict(InputError):
     """The state on the volume is not the one the caller expected."""
 
 
+class Taken(Conflict):
+    """The revision has other bytes, on record or in its place, or somebody withdrew it meanwhile."""
+
+
 class TooLarge(InputError):
     """The input is larger than the limit."""
 

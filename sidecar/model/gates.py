@@ -7,7 +7,6 @@ meets no condition.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -167,6 +166,8 @@ class _Reader:
         if self.kind != "word" or figure in ("and", "baseline"):
             self.fail("expected a figure")
         if figure not in FIGURES:
+            import difflib  # for this sentence alone
+
             near = difflib.get_close_matches(figure, FIGURES, 1)
             also = f"did you mean {near[0]}?" if near else f"one of {', '.join(FIGURES)}"
             self.fail(f"there is no such figure, {also}")

@@ -22,13 +22,14 @@ from lora_fs.sidecar.errors import (
     InvalidAdapter,
     InvalidName,
     NotFound,
+    Taken,
     VolumeUnavailable,
 )
 from lora_fs.sidecar.model import Policy, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Taken
+from lora_fs.sidecar.registry.lifecycle.copying import Copy
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, InputError, NotFound
+from lora_fs.sidecar.errors import Conflict, InputError, NotFound, Taken
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, JsonObject, Pointer, Policy, Record, Scope
-from lora_fs.sidecar.registry.lifecycle.copying import Taken
 from lora_fs.sidecar.registry.lifecycle.release import active, chosen_of
 from lora_fs.sidecar.registry.store.writer import Registry
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, Taken, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
@@ -31,10 +31,6 @@ ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its na
 
 class NotWhole(InputError):
     """A dropped folder has its full size while some of its bytes have not arrived."""
-
-
-class Taken(Conflict):
-    """The revision has other bytes, on record or in its place, or somebody withdrew it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ register is an artifact or an inactive revision, never a name without bytes.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, Taken, VolumeUnavailable
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
@@ -32,11 +31,17 @@ from lora_fs.sidecar.model import (
 )
 from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
+from lora_fs.sidecar.registry.lifecycle.amend import say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
-from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
+from lora_fs.sidecar.registry.lifecycle.revisions import (
+    ADOPTED_IN_PLACE,
+    Revisions,
+    next_fields,
+    next_revision,
+    revisions_of,
+)
 from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
 from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.quota import WAIT_S
@@ -44,7 +49,6 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import CODES, Expectation, Report
 
-ADOPTED_IN_PLACE = "folder"
 RACES = 32  # lost in a row before the caller gets an error; each means that another register won
 
 
@@ -102,11 +106,7 @@ class Registered:
     @property
     def made(self) -> Made:
         """What it wrote, by which ``undo.take_back`` takes it back."""
-        return Made(
-            revision=self.record.revision,
-            pointer=self.pointer.request_id if self.pointer is not None else None,
-            record=self.record.request_id if self.changed else None,
-        )
+        return Made.by(self.record, self.pointer, changed=self.changed)
 
 
 def register(
@@ -155,17 +155,8 @@ def register(
         stays = dry_run or in_place or wanted.takes or likely
         draft = None if stays else new_draft(registry, scope)
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
-        found = stack.enter_context(
-            judged(
-                source,
-                expectation,
-                draft,
-                root=registry.layout.root,
-                namespace=scope.namespace,
-                still=still,
-                progress=progress,
-            )
-        )
+        look = partial(judged, source, expectation, draft, still=still, progress=progress)
+        found = stack.enter_context(look(root=registry.layout.root, namespace=scope.namespace))
         if stays:  # no draft proves that this volume holds the registry that was checked
             registry.check_writable()
         task = _Task(
@@ -280,32 +271,10 @@ class _Task:
         return key, spec, self._present(spec, key, None if is_new else known.newest.get(revision))
 
     def _present(self, spec: AdapterSpec, key: AdapterKey, newest: Record | None) -> dict[str, Any]:
-        """The fields of the next generation of its record.
-
-        Raises:
-            Taken: the revision is there with other bytes.
-        """
+        """The fields of the next generation of its record; raises Taken."""
         wanted = self.wanted
-        other = newest is not None and newest.spec.digest != spec.digest
-        if newest is not None and other and wanted.origin != ADOPTED_IN_PLACE:
-            raise Taken(
-                f"revision {key.revision} of {wanted.name} exists with other bytes "
-                f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
-            )
-        said = spec.model_dump(mode="json")
-        if newest is not None:
-            earlier = newest.spec.model_dump(mode="json")
-            unsaid = {"policy": wanted.policy, "labels": wanted.labels} if newest.present else {}
-            said |= {field: earlier[field] for field, value in unsaid.items() if value is None}
-            said = over(earlier, said)
-        return {
-            "revision": key.revision,
-            "uid": newest.uid if newest is not None else secrets.token_hex(16),
-            "state": State.PRESENT,
-            "origin": wanted.origin,
-            "keep_files": wanted.link,
-            "spec": said,
-        }
+        unsaid = {field for field in ("policy", "labels") if getattr(wanted, field) is None}
+        return next_fields(key, spec, newest, wanted.origin, keep_files=wanted.link, unsaid=unsaid)
 
     def _record(self, key: AdapterKey, spec: AdapterSpec) -> Record:
         """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""

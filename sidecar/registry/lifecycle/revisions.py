@@ -1,18 +1,23 @@
-"""What a registration asks of the revisions that a name has, by one listing of each folder."""
+"""What a registration asks of the revisions that a name has, and the record that follows from it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
+from lora_fs.sidecar.errors import LoraFsError, Taken
+from lora_fs.sidecar.model import AdapterKey, AdapterSpec, Origin, Pointer, Policy, Record, Scope, State
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.amend import over
 from lora_fs.sidecar.registry.lifecycle.release import active, newest_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
+
+ADOPTED_IN_PLACE = "folder"  # the origin of a dropped folder, whose bytes its owner may change
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,38 @@ def next_revision(
                     return revision
     taken = [int(match[1]) for revision in known.listed if (match := re.fullmatch(r"v([0-9]+)", revision))]
     return f"v{max(taken, default=0) + 1}"
+
+
+def next_fields(
+    key: AdapterKey,
+    spec: AdapterSpec,
+    newest: Record | None,
+    origin: Origin,
+    *,
+    keep_files: bool,
+    unsaid: Collection[str],
+) -> dict[str, Any]:
+    """The fields of the generation after ``newest`` that says present.
+
+    Args:
+        unsaid: fields of the spec that the registration leaves as they are on a registered revision.
+    Raises:
+        Taken: the revision is there with other bytes.
+    """
+    said = spec.model_dump(mode="json")
+    if newest is not None:
+        if newest.spec.digest != spec.digest and origin != ADOPTED_IN_PLACE:
+            raise Taken(
+                f"revision {key.revision} of {key.name} exists with other bytes "
+                f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
+            )
+        earlier = newest.spec.model_dump(mode="json")
+        said = over(earlier, said | ({field: earlier[field] for field in unsaid} if newest.present else {}))
+    return {
+        "revision": key.revision,
+        "uid": newest.uid if newest is not None else secrets.token_hex(16),
+        "state": State.PRESENT,
+        "origin": origin,
+        "keep_files": keep_files,
+        "spec": said,
+    }

@@ -37,6 +37,12 @@ class Made(BaseModel):
     pointer: str | None = Field(None, description="Of the pointer; null: the load moved none")
     record: str | None = Field(None, description="Of the record; null: the revision was registered before")
 
+    @classmethod
+    def by(cls, record: Record, pointer: Pointer | None, *, changed: bool) -> Made:
+        """Return the writes of a load. ``changed``: it wrote the record."""
+        moved = pointer.request_id if pointer is not None else None
+        return cls(revision=record.revision, pointer=moved, record=record.request_id if changed else None)
+
 
 def take_back(registry: Registry, scope: Scope, name: str, made: Made, *, writer: str) -> None:
     """Undo a load. Repeated, it changes nothing more.
