@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
+from lora_fs.kernels.memory.host import HostMemory
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.under_way import UnderWay
@@ -41,7 +42,8 @@ class Slots:
 def share(adapter: int, size_bytes: int) -> Any:
     """What a load brings."""
     slab = SimpleNamespace(data=torch.empty(size_bytes, dtype=torch.uint8))
-    return SimpleNamespace(id=adapter, slab=slab, loras={}, modules_to_save={}, alike=False)
+    memory = HostMemory()
+    return SimpleNamespace(id=adapter, slab=slab, memory=memory, loras={}, modules_to_save={}, alike=False)
 
 
 class Worker(TieredWorkerManager):
