@@ -9,11 +9,12 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.errors import GateNotPassed, InputError
+from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.format.layout import TEMPORARY, parse_evaluation
@@ -25,7 +26,7 @@ from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation
-from tests.registry.conftest import MakeAdapter
+from tests.registry.conftest import MakeAdapter, Site
 from tests.registry.test_compaction import LONG_AGO_S, compact_whole
 from tests.registry.test_operations import put
 
@@ -60,6 +61,32 @@ def found(registry: Registry) -> list[fsck.Finding]:
         for one in fsck.find(registry, state, older_than_s=0.0, hash_files=False)
         if one.kind is fsck.Kind.EVALUATION
     ]
+
+
+# -- the gate -----------------------------------------------------------------------------------
+
+
+def test_a_gate_that_comes_while_one_registers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set between the record and the pointer: the new bytes are registered, and do not serve. Replicas
+    are told of the record."""
+    registry, real, told = site.registry, Registry.append, list[int]()
+    bounds = Quota(namespace="default", require_evaluation="pass_rate>=0.9", writer="test", updated_at="")
+
+    def append(self: Registry, *args: Any, **how: Any) -> Any:
+        found = real(self, *args, **how)
+        registry.accounts.write(bounds)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "append", append)
+        patch.setattr(Registry, "announce", lambda self: told.append(1))
+        with pytest.raises(GateNotPassed, match="a@v2 may not serve a: it was not evaluated"):
+            site.put(2)
+    assert site.state() == ("v1", {"v1", "v2"})
+    assert told == [1]
+    with pytest.raises(GateNotPassed, match="register it with --no-activate"):
+        site.put(3)
+    assert site.state() == ("v1", {"v1", "v2"})
 
 
 # -- gc ------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ alone. A revision that another writer withdraws meanwhile stays withdrawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound, Taken
@@ -159,6 +158,6 @@ def say_again(
     if not said and not labels and not damaged:
         return record
     writes = damaged or build(record) is not None
-    admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=patience_s)
-    with admitted if writes else nullcontext():
+    quota = registry.accounts.quota(record.namespace) if writes else None
+    with registry.accounts.admitted(quota, record.key, record.spec.size_bytes, wait_s=patience_s):
         return registry.append(series, build, writer=writer, announce=False, checked=True)

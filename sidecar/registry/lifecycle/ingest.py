@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, Taken, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, GateNotPassed, Taken, VolumeUnavailable
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
@@ -211,11 +211,11 @@ class _Task:
             if pointer is None or self._is_registered(newest.key):
                 return Registered(newest, False, report, amended, restored, pointer)
             # Whoever undid the load that registered it did not see this pointer yet.
-            newest = self._record(newest.key, newest.spec)
+            newest = self._record(newest.key, newest.spec, is_new=False)
             self.registry.announce()
             return Registered(newest, True, report, restored=restored, pointer=pointer)
-        key, spec, _ = self._new(known)  # refused before anything has its place
-        record = self._record(key, spec)
+        key, spec, _ = self._new(known)
+        record = self._record(key, spec, is_new=True)
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
     def dry_run(self, known: Revisions) -> Registered:
@@ -224,7 +224,9 @@ class _Task:
         if same is not None:
             return Registered(same, False, report, restored=self._copy(same.key).lost(same))
         key, spec, fields = self._new(known)
-        self.registry.accounts.check(key, spec.size_bytes)
+        accounts, wanted = self.registry.accounts, self.wanted
+        gating.check_new(accounts.quota(key.namespace), wanted.name, activates=wanted.activate)
+        accounts.check(key, spec.size_bytes)
         unsaid = {"generation": 1, "request_id": "", "token": "", "writer": self.writer, "updated_at": ""}
         said = {"namespace": key.namespace, "model": key.model, "name": key.name}
         return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
@@ -245,7 +247,6 @@ class _Task:
     def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
         """The key of a new record, its spec and its fields; raises Taken."""
         registry, scope, wanted = self.registry, self.scope, self.wanted
-        gating.check_new(registry, scope.namespace, wanted.name, activates=wanted.activate)
         files, digest, report = self.judged.files, self.judged.digest, self.judged.report
         assert report.shape is not None  # else it is not valid
         revision = wanted.revision or next_revision(
@@ -276,19 +277,19 @@ class _Task:
         unsaid = {field for field in ("policy", "labels") if getattr(wanted, field) is None}
         return next_fields(key, spec, newest, wanted.origin, keep_files=wanted.link, unsaid=unsaid)
 
-    def _record(self, key: AdapterKey, spec: AdapterSpec) -> Record:
+    def _record(self, key: AdapterKey, spec: AdapterSpec, *, is_new: bool) -> Record:
         """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""
         registry, wanted, copy = self.registry, self.wanted, self._copy(key)
-        series = registry.records(key)
-        admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=self.patience_s)
         # Another revision's own folder is no place of this one.
         own = wanted.origin == ADOPTED_IN_PLACE or wanted.source.parent.name == key.revision
         stays = self.in_place and (wanted.link or own)
-        with nullcontext() if stays else copy.private() as draft, admitted as too_much:
+        place = nullcontext() if stays else copy.private()
+        admitted = partial(gating.admitted, registry, key, spec.size_bytes, wait_s=self.patience_s)
+        with place as draft, admitted(serves_new=is_new and wanted.activate) as too_much:
             if draft is not None:
                 copy.place(draft, recorded=False)
             build = partial(self._present, spec, key)
-            written = partial(registry.append, series, writer=self.writer, checked=True)
+            written = partial(registry.append, registry.records(key), writer=self.writer, checked=True)
             record = written(build, announce=not wanted.activate)
             if draft is not None:
                 artifacts.unmark(copy.target)
@@ -310,8 +311,7 @@ class _Task:
         activates = wanted.activate and (before is None or before.revision is None)
         try:
             if activates:
-                if not is_new:  # ``_new`` asked for a new one
-                    gating.check(registry, record)
+                gating.check(registry, record)
                 pointer = point(
                     registry,
                     self.scope,
@@ -323,6 +323,9 @@ class _Task:
                     anew=wanted.origin == "api",
                     checked=True,
                 )
+        except GateNotPassed:  # set since ``_record`` looked
+            registry.announce()
+            raise
         except Conflict:
             if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours never served
                 own = Made(revision=record.revision, record=record.request_id)

@@ -131,9 +131,9 @@ class Accounts:
 
     @contextmanager
     def admitted(
-        self, key: AdapterKey, size_bytes: int, *, wait_s: float = WAIT_S
+        self, quota: Quota | None, key: AdapterKey, size_bytes: int, *, wait_s: float = WAIT_S
     ) -> Iterator[Callable[[], OverQuota | None]]:
-        """Let the block write one record that says present, if the quota allows it.
+        """Let the block write one record that says present, if the namespace's quota allows it.
 
         Yields a function to call after the write. It returns why the write must be taken back, if another
         writer got past the lease and both together exceed the quota.
@@ -143,10 +143,9 @@ class Accounts:
             wait_s: how long to wait for another writer of the namespace.
         Raises:
             OverQuota, TooManyRegistrations: it does not fit; no write happened.
-            OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
+            VolumeUnavailable: another writer is at work, or the volume did not answer.
         """
-        quota = self._bounds(key.namespace)
-        if quota is None:
+        if quota is None or not _limits(quota):
             yield lambda: None
             return
         with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
@@ -161,17 +160,11 @@ class Accounts:
         """Refuse what does not fit, without the lease: it saves the work of copying.
 
         Raises:
-            See ``admitted``.
+            See ``quota`` and ``admitted``.
         """
-        quota = self._bounds(key.namespace)
-        if quota is not None:
+        quota = self.quota(key.namespace)
+        if quota is not None and _limits(quota):
             self._check(quota, key, size_bytes)
-
-    def _bounds(self, namespace: str) -> Quota | None:
-        """The quota, if it limits registrations: it may set no more than how many revisions to keep."""
-        quota = self.quota(namespace)
-        bounds = quota and (quota.adapters, quota.size_bytes, quota.registrations_per_minute)
-        return quota if any(one is not None for one in bounds or ()) else None
 
     def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
         usage = self.usage(key.namespace)
@@ -251,6 +244,12 @@ class Accounts:
             return None
         age_s = (self._now() - seen.at).total_seconds()
         return max(0.0, age_s) if -WINDOW_S < age_s < WINDOW_S else None
+
+
+def _limits(quota: Quota) -> bool:
+    """Whether it limits registrations: it may set no more than how many revisions to keep."""
+    bounds = (quota.adapters, quota.size_bytes, quota.registrations_per_minute)
+    return any(one is not None for one in bounds)
 
 
 def _seen(record: Record) -> _Seen:
