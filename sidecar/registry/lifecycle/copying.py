@@ -263,6 +263,12 @@ def _bundle(folder: Path, dir_fd: int | None = None) -> bytes | None:
     return None
 
 
+def is_home(source: Path, root: Path, own: tuple[str, str, str, str]) -> bool:
+    """Whether a folder lies where its copy would, at ``own``, the parts of that place below the root: no copy
+    goes onto itself."""
+    return source.parts[-4:] == own and atomic.real_path(source) == atomic.real_path(root).joinpath(*own)
+
+
 def new_draft(registry: Registry, scope: Scope) -> Path:
     """A fresh name for a private copy."""
     return artifacts.temporary_in(registry.layout.incoming(scope))

@@ -33,7 +33,7 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, judged, new_draft
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, is_home, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import (
     ADOPTED_IN_PLACE,
@@ -132,7 +132,8 @@ def register(
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
-    home = _is_home(registry, scope, wanted)
+    own = (*scope, wanted.revision or wanted.source.parent.name, name)
+    home = is_home(wanted.source, registry.layout.root, own)
     if wanted.link or home:
         wanted = replace(wanted, source=atomic.real_path(wanted.source))
     if not wanted.takes:
@@ -170,14 +171,6 @@ def register(
                     raise
             known = revisions_of(registry, scope, name)
     raise Conflict(f"{RACES} revisions of {name} were taken by other writers meanwhile: try again")
-
-
-def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
-    """Whether the source lies where its copy would: no copy goes onto itself."""
-    own = (*scope, wanted.revision or wanted.source.parent.name, wanted.name)
-    if wanted.source.parts[-4:] != own:
-        return False
-    return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
 
 
 def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
@@ -294,9 +287,11 @@ class _Task:
             if draft is not None:
                 artifacts.unmark(copy.target)
             if (refusal := too_much()) is not None:
-                dropped = wanted.origin == ADOPTED_IN_PLACE
-                again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
-                written(lambda _: {"state": State.DELETED, **again})
+                if wanted.origin == ADOPTED_IN_PLACE:
+                    again = {**spec.model_dump(mode="json"), "fingerprint": ""}
+                    written(lambda _: {"state": State.DELETED, "spec": again})
+                else:
+                    self._take_back(record)
                 raise refusal
             if not wanted.link and not atomic.is_folder(copy.target):  # gc took what a withdrawn one left
                 if draft is None or not atomic.is_folder(draft):
@@ -323,17 +318,18 @@ class _Task:
                     anew=wanted.origin == "api",
                     checked=True,
                 )
-        except GateNotPassed:  # set since ``_record`` looked
+        except (Conflict, GateNotPassed):  # another writer took the name meanwhile, or set a gate
+            if wanted.must_be_new and is_new:  # ours never served
+                self._take_back(record)
             registry.announce()
-            raise
-        except Conflict:
-            if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours never served
-                own = Made(revision=record.revision, record=record.request_id)
-                take_back(registry, self.scope, record.name, own, writer=self.writer)
             raise
         if activates or not is_new:
             registry.announce()
         return pointer
+
+    def _take_back(self, record: Record) -> None:
+        own = Made(revision=record.revision, record=record.request_id)
+        take_back(self.registry, self.scope, record.name, own, writer=self.writer)
 
     def _amend(self, record: Record) -> Record:
         """The same bytes again: take over the registration's other fields."""
