@@ -72,8 +72,11 @@ class Client:
     def _failed(self, where: str, name: str, since: float, why: str) -> None:
         until = time.monotonic()
         fault = self.faults.during(since, until)
-        if fault is None and "digest-mismatch" in why and len(self.truth.could_be(name, since, until)) > 1:
+        may = self.truth.could_be(name, since, until)
+        if fault is None and "digest-mismatch" in why and len(may) > 1:
             fault = "the files of its dropped folder change"  # the old ones are nowhere any more
+        if fault is None and "its folder is gone from the volume" in why and may > {ABSENT}:
+            fault = "its dropped folder is taken away"  # and the volume does not say so yet
         if fault is not None:
             self.seen.disturbed[fault] += 1
         else:
