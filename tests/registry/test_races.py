@@ -7,17 +7,21 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict
-from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.errors import Conflict, OverQuota
+from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.writer import Registry
 from tests.registry.conftest import MakeAdapter
-from tests.registry.test_operations import put
+from tests.registry.test_operations import put, served
 
 FORK = multiprocessing.get_context("fork")
 KEY = AdapterKey("default", "tiny", "v1", "a1")
@@ -80,3 +84,32 @@ def test_killed_writers_lose_nothing_acknowledged(
     assert {generation: bodies[generation].token for generation in acknowledged} == acknowledged
     assert sorted(map(int, bodies)) == list(range(1, len(bodies) + 1))
     print(f"{kills} kills, {len(acknowledged)} acknowledged, 0 lost, {len(bodies)} written, 0 unreadable")
+
+
+def test_over_the_quota_beside_another(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer whose record is over the quota withdraws it, unless another one has registered the same bytes
+    meanwhile and was told so."""
+    registry.accounts.write(Quota(namespace="default", adapters=1, writer="test", updated_at=""))
+    late = Registry(registry.layout.root)
+    publish, source = late.append, make_adapter("second", 21)
+
+    @contextmanager
+    def broken(path: Path, *, wait_s: float) -> Iterator[bool]:
+        yield True
+
+    def beside(*arguments: Any, **options: Any) -> Any:
+        """Another host registers before the write, and the same bytes after it."""
+        monkeypatch.setattr(late, "append", publish)
+        put(registry, scope, make_adapter("first", 20), name="first")
+        written = publish(*arguments, **options)
+        put(registry, scope, source, name="second")
+        return written
+
+    monkeypatch.setattr(quota, "lease", broken)
+    monkeypatch.setattr(late, "append", beside)
+    with pytest.raises(OverQuota):
+        put(late, scope, source, name="second")
+    assert served(registry, scope) == {"first": "v1", "second": "v1"}
+    assert list(release.present_revisions(registry, scope, "second")) == ["v1"]

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -143,35 +142,6 @@ def test_writers_at_once(
         put(late, scope, make_adapter("second", 21), name="second")
     assert served(registry, scope) == {"first": "v1"}
     assert len(registry.accounts.usage("default").names) == 3
-
-
-def test_withdrawn_beside_another(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer whose record is over the quota withdraws it, unless another one has registered the same bytes
-    meanwhile and was told so."""
-    allow(registry, adapters=1)
-    late = Registry(registry.layout.root)
-    publish, source = late.append, make_adapter("second", 21)
-
-    @contextmanager
-    def broken(path: Path, *, wait_s: float) -> Iterator[bool]:
-        yield True
-
-    def beside(*arguments: Any, **options: Any) -> Any:
-        """Another host registers before the write, and the same bytes after it."""
-        monkeypatch.setattr(late, "append", publish)
-        put(registry, scope, make_adapter("first", 20), name="first")
-        written = publish(*arguments, **options)
-        put(registry, scope, source, name="second")
-        return written
-
-    monkeypatch.setattr(quota, "lease", broken)
-    monkeypatch.setattr(late, "append", beside)
-    with pytest.raises(OverQuota):
-        put(late, scope, source, name="second")
-    assert served(registry, scope) == {"first": "v1", "second": "v1"}
-    assert list(release.present_revisions(registry, scope, "second")) == ["v1"]
 
 
 def test_dropped(
