@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import httpx
@@ -36,6 +37,7 @@ from tests.server.conftest import serving
 
 MODEL = "Qwen/Qwen2.5-7B"
 TOKEN = "a-readers-own-4711"
+FOLLOWS_S = 10.0
 SIDECAR = 8001  # where a page's curl finds one, started if the page has not
 # What the pages' commands find in the reader's folder: name → seed; equal seeds are equal bytes.
 ADAPTERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3, "guard-lora": 4, "my-adapter": 5}
@@ -178,7 +180,14 @@ class Reader:
             for name, _, value in (form.partition("=") for form in given.form)
         ]
         method = given.request or ("PUT" if given.upload_file else "POST" if content or files else "GET")
-        answer = httpx.request(method, url, headers=headers, content=content, files=files or None, timeout=60)
+        end = time.monotonic() + FOLLOWS_S
+        while True:
+            answer = httpx.request(
+                method, url, headers=headers, content=content, files=files or None, timeout=60
+            )
+            if answer.status_code != httpx.codes.NOT_FOUND or time.monotonic() > end:
+                break
+            time.sleep(0.05)  # the sidecar follows a registration within a moment, and readers type slowly
         return (22 if answer.is_error else 0), answer.text + "\n"
 
 
