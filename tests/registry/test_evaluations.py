@@ -67,9 +67,9 @@ def found(registry: Registry) -> list[fsck.Finding]:
 
 
 def test_a_gate_that_comes_while_one_registers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is set between the record and the pointer: the new bytes are registered, and do not serve. Replicas
-    are told of the record."""
-    registry, real, told = site.registry, Registry.append, list[int]()
+    """A gate set between record and pointer leaves the new bytes registered and not serving. HEAD announces
+    the record."""
+    registry, real, announced = site.registry, Registry.append, list[int]()
     bounds = Quota(namespace="default", require_evaluation="pass_rate>=0.9", writer="test", updated_at="")
 
     def append(self: Registry, *args: Any, **how: Any) -> Any:
@@ -79,11 +79,11 @@ def test_a_gate_that_comes_while_one_registers(site: Site, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "append", append)
-        patch.setattr(Registry, "announce", lambda self: told.append(1))
+        patch.setattr(Registry, "announce", lambda self: announced.append(1))
         with pytest.raises(GateNotPassed, match="a@v2 may not serve a: it was not evaluated"):
             site.put(2)
     assert site.state() == ("v1", {"v1", "v2"})
-    assert told == [1]
+    assert announced == [1]
     with pytest.raises(GateNotPassed, match="register it with --no-activate"):
         site.put(3)
     assert site.state() == ("v1", {"v1", "v2"})

@@ -89,8 +89,8 @@ def test_killed_writers_lose_nothing_acknowledged(
 def test_over_the_quota_beside_another(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer whose record is over the quota withdraws it, unless another one has registered the same bytes
-    meanwhile and was told so."""
+    """A writer withdraws its record that is over the quota, unless another writer's registration of the
+    same bytes was acknowledged meanwhile."""
     registry.accounts.write(Quota(namespace="default", adapters=1, writer="test", updated_at=""))
     late = Registry(registry.layout.root)
     publish, source = late.append, make_adapter("second", 21)
