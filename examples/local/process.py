@@ -234,7 +234,7 @@ def free_port() -> int:
     """
     first_of_the_kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randrange(10_000, max(first_of_the_kernels, 10_001))
+        port = random.SystemRandom().randrange(10_000, max(first_of_the_kernels, 10_001))
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -35,6 +35,8 @@ from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
+_CHANCE = random.SystemRandom()  # vLLM seeds the process's: replicas of one seed would all draw the same
+
 
 class Replica:
     """Implements ``server.ports.ReplicaPort``. ``on_pass`` is called after every pass.
@@ -96,7 +98,7 @@ class Replica:
         self._volume.check_read()
 
     def choose(self, served: Served, user: str | None) -> Served:
-        chosen = self.catalog().choose(served, user, random.random)
+        chosen = self.catalog().choose(served, user, _CHANCE.random)
         self._residents.usage.asked(chosen.record.key)
         return chosen
 

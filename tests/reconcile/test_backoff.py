@@ -34,7 +34,7 @@ def test_the_delay_doubles_from_a_second_to_five_minutes(
 ) -> None:
     """Less up to a quarter of it, so that replicas that failed at once do not all come back at once."""
     uniform = Mock(return_value=drawn)
-    monkeypatch.setattr(random, "uniform", uniform)
+    monkeypatch.setattr(backoff.CHANCE, "uniform", uniform)
     whole = [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert delays(len(whole)) == [(1 - drawn) * delay for delay in whole]
     uniform.assert_called_with(0, 0.25)
@@ -43,13 +43,22 @@ def test_the_delay_doubles_from_a_second_to_five_minutes(
 @pytest.mark.parametrize("error", [VolumeUnavailable("stale handle"), RegistryLost("is it still mounted?")])
 def test_a_volume_that_was_away_is_tried_soon(monkeypatch: pytest.MonkeyPatch, error: LoraFsError) -> None:
     """An hour without it makes no eager adapter wait for five minutes when it is back."""
-    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    monkeypatch.setattr(backoff.CHANCE, "uniform", lambda *_: 0.0)
     assert delays(8, error=error) == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_it_draws_nothing_from_the_process_own_chance() -> None:
+    """vLLM seeds it: two replicas would wait equally long, and a request's seed would not be its own."""
+    random.seed(0)
+    before = random.getstate()
+    first = delays(8)
+    assert random.getstate() == before
+    assert first != delays(8)
 
 
 def test_the_delay_stays_at_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it failed before: over a year, too."""
-    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    monkeypatch.setattr(backoff.CHANCE, "uniform", lambda *_: 0.0)
     often = replace(backoff.after(None, RECORD, ERROR, now=0.0), attempts=100_000)
     assert delays(1, previous=often) == [300]
 
@@ -64,7 +73,7 @@ def test_the_delay_stays_at_five_minutes(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_another_record_is_tried_afresh(monkeypatch: pytest.MonkeyPatch, other: Record) -> None:
     """A new generation, or other bytes, may be the remedy: failures of the earlier one do not count."""
-    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    monkeypatch.setattr(backoff.CHANCE, "uniform", lambda *_: 0.0)
     failure = None
     for _ in range(5):
         failure = backoff.after(failure, RECORD, ERROR, now=0.0)

@@ -19,6 +19,8 @@ Error = TypeVar("Error", bound=LoraFsError)
 FIRST_S, CEILING_S = 1.0, 300.0
 VOLUME_CEILING_S = 30.0
 
+CHANCE = random.SystemRandom()  # vLLM seeds the process's: replicas of one seed would all wait as long
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -45,7 +47,7 @@ def after(previous: Failure | None, what: Record | str, error: LoraFsError, now:
     attempts = previous.attempts + 1 if previous is not None and previous.concerns(what) else 1
     ceiling = VOLUME_CEILING_S if isinstance(error, VolumeUnavailable | RegistryLost) else CEILING_S
     delay = min(ceiling, FIRST_S * 2.0 ** min(attempts - 1, 16))
-    delay *= 1 - random.uniform(0, 0.25)
+    delay *= 1 - CHANCE.uniform(0, 0.25)
     return Failure(_subject(what), afresh(error), attempts, now + delay)
 
 
