@@ -32,6 +32,7 @@ _VERSION_CHARACTERS = 80
 _IS_LOADED = ("has already been loaded", "is already loaded")
 _IS_NOT_THERE = ("cannot be found", "does not exist")
 TOP = 5  # of the likeliest next tokens: every vLLM gives as many
+_ALL_EXPERTS = "experts"  # the name of a layer's experts where they are one tensor
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
@@ -159,7 +160,9 @@ class VllmHttp:
             return None
 
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
-        body = {"lora_name": name, "lora_path": path}
+        body: dict[str, Any] = {"lora_name": name, "lora_path": path}
+        if _ALL_EXPERTS in record.spec.lora.target_modules:
+            body["is_3d_lora_weight"] = True  # vLLM asks its clients for what the files say
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
         if status == 200:
             return

@@ -37,7 +37,7 @@ class LoadBody(BaseModel):
     lora_path: str = Field(description="A folder on the volume, or under an allowed source")
     load_inplace: bool = Field(False, description="Register a new revision if the name exists")
     is_3d_lora_weight: bool = Field(
-        False, description="Taken for vLLM's clients: the plugin sees in the adapter's files what it is"
+        False, description="Taken for vLLM's clients: lora-fs sees in the adapter's files what it is"
     )
 
 
@@ -55,7 +55,7 @@ class SageMakerBody(BaseModel):
     src: str = Field(description="As `lora_path` in `POST /v1/load_lora_adapter`")
     load_inplace: bool = Field(False, description="Register a new revision if the name exists")
     is_3d_lora_weight: bool = Field(
-        False, description="Taken for vLLM's clients: the plugin sees in the adapter's files what it is"
+        False, description="Taken for vLLM's clients: lora-fs sees in the adapter's files what it is"
     )
     preload: bool = Field(True, description="Taken for SageMaker's clients, without effect")
     pin: bool = Field(False, description="Taken for SageMaker's clients, without effect")

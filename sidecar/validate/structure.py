@@ -137,7 +137,10 @@ def shape_of(
     names = tuple(sorted({module.name.rsplit(".", 1)[-1] for module in modules}))
     said = config.target_modules
     return LoraShape(
-        rank=max((module.rank for module in modules), default=config.largest_rank),
+        rank=max(
+            (config.largest_rank if module.of_all_experts else module.rank for module in modules),
+            default=config.largest_rank,
+        ),
         alpha=config.alpha,
         target_modules=names or ((said,) if isinstance(said, str) else said),
         dtype="+".join(sorted({FLOATS.get(e.dtype, e.dtype) for e in entries})) or "unknown",

@@ -1,7 +1,8 @@
 """A lease whose holder died on another host: had on the other mount within the lease's time and 2 s.
 
 The holder has host name and process numbers of its own, as in another pod: nobody can ask whether its
-process lives. Short mode takes leases of 1 s, long mode the real ones.
+process lives. Short mode takes leases of 3 s, long mode the real ones: a mount
+may show what the other one wrote a second later, and a busy machine keeps a holder from refreshing its lease.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def taken_over(held: Path, asked: Path, lease_s: float) -> float:
 
 
 @pytest.mark.parametrize("volume", ["tmpfs", "glusterfs", "sshfs", "nfs"], indirect=True)  # s3fs keeps none
-@pytest.mark.parametrize("lease_s", [1.0, pytest.param(leases.LEASE_S, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lease_s", [3.0, pytest.param(leases.LEASE_S, marks=pytest.mark.long)])
 def test_a_lease_of_another_host_is_had_in_time(volume: Mounted, lease_s: float) -> None:
     """Never from one that lives; from a dead one within the lease's time and 2 s."""
     here, there = volume.pair(FLAVOUR.get(volume.name, "plain"))

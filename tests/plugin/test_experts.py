@@ -24,6 +24,7 @@ pytestmark = pytest.mark.since("0.32", "the layers of experts are made otherwise
 
 EXPERTS, HIDDEN, INNER, RANK, ID = 4, 16, 24, 2, 7
 NAME = "model.layers.0.mlp.experts"
+OLD_NAME = "model.layers.0.block_sparse_moe.experts"  # vLLM's, and transformers' before it was version 5
 LISTED = ("gate_proj", "down_proj", "up_proj")  # in the order of vLLM's packing
 LORA = LoRAConfig(max_lora_rank=8, max_loras=SLOTS, lora_dtype=torch.float32)
 
@@ -119,12 +120,12 @@ def deltas(layer: Any, slot: int) -> Deltas:
     return {"gate_proj": gate, "up_proj": up, "down_proj": down}
 
 
-def serving(make: Make, layer: Any, *, mixed: bool) -> TieredWorkerManager:
+def serving(make: Make, layer: Any, *, mixed: bool, name: str = NAME) -> TieredWorkerManager:
     """A worker whose model has that layer; ``mixed``: with ``--enable-mixed-moe-lora-format``."""
     found = worker(make, 1 << 20)
     manager: Any = found._adapter_manager
-    manager.modules[NAME] = layer
-    manager.packed_modules[NAME] = [f"{NAME}.{n}.{part}" for n in range(EXPERTS) for part in LISTED]
+    manager.modules[name] = layer
+    manager.packed_modules[name] = [f"{name}.{n}.{part}" for n in range(EXPERTS) for part in LISTED]
     manager.supported_lora_modules = [*manager.supported_lora_modules, "experts"]
     manager.packed_modules_mapping = {
         **Model.packed_modules_mapping,
@@ -134,24 +135,26 @@ def serving(make: Make, layer: Any, *, mixed: bool) -> TieredWorkerManager:
     manager._is_3d_moe_model = isinstance(layer, FusedMoE3DWithLoRA)
     manager.model.config = SimpleNamespace(architectures=["MixtralForCausalLM"])
     if manager._is_3d_moe_model:
-        del manager.packed_modules[NAME]
+        del manager.packed_modules[name]
     return found
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "mixed"),
+    ("made", "kind", "mixed", "name"),
     [
-        (listed, FusedMoEWithLoRA, False),
-        (listed, FusedMoEWithLoRA, True),
-        (fused, FusedMoE3DWithLoRA, False),
-        (fused, FusedMoEWithLoRA, True),
+        (listed, FusedMoEWithLoRA, False, NAME),
+        (listed, FusedMoEWithLoRA, True, NAME),
+        (fused, FusedMoE3DWithLoRA, False, NAME),
+        (fused, FusedMoEWithLoRA, True, NAME),
+        (fused, FusedMoE3DWithLoRA, False, OLD_NAME),
+        (fused, FusedMoEWithLoRA, True, OLD_NAME),
     ],
 )
-def test_experts_are_pefts(make: Make, tmp_path: Path, made: Any, kind: Any, mixed: bool) -> None:
-    """Nobody has to say which layout an adapter has: its files do."""
+def test_experts_are_pefts(make: Make, tmp_path: Path, made: Any, kind: Any, mixed: bool, name: str) -> None:
+    """Nobody has to say which layout an adapter has, nor whose name its experts: its files do."""
     wanted = made(tmp_path)
     layer = stacks(kind)
-    manager = serving(make, layer, mixed=mixed)
+    manager = serving(make, layer, mixed=mixed, name=name)
     resident = manager._prepare(LoRARequest("experts", ID, str(tmp_path)))
     manager._adapter_manager.admit(resident, size_bytes(resident))
     manager._adapter_manager.activate_adapter(ID)

@@ -389,6 +389,32 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 
 
 @pytest.mark.parametrize(
+    ("targets", "more"),
+    [
+        (("base_layer", "experts", "q_proj"), {"is_3d_lora_weight": True}),
+        (("w1", "w2", "w3"), {}),
+    ],
+)
+def test_the_engine_learns_the_layout_of_experts(targets: tuple[str, ...], more: dict[str, object]) -> None:
+    """vLLM does not look whether all experts of a layer are one tensor: who loads the adapter says so."""
+    asked: list[object] = []
+
+    async def load(request: Request) -> Response:
+        asked.append(await request.json())
+        return PlainTextResponse("loaded")
+
+    async def ask(url: str) -> None:
+        lora = RECORD.spec.lora.model_copy(update={"target_modules": targets})
+        record = RECORD.model_copy(update={"spec": RECORD.spec.model_copy(update={"lora": lora})})
+        async with aiohttp.ClientSession() as session:
+            await VllmHttp(session, url, timeout_s=60).load(ENGINE_NAME, "/staged", record)
+
+    with serving(Starlette(routes=[Route("/v1/load_lora_adapter", load, methods=["POST"])])) as url:
+        asyncio.run(ask(url))
+    assert asked == [{"lora_name": ENGINE_NAME, "lora_path": "/staged", **more}]
+
+
+@pytest.mark.parametrize(
     ("answer", "version"),
     [
         (JSONResponse({"version": "0.31.0+cpu"}), "0.31.0+cpu"),

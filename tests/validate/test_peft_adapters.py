@@ -84,6 +84,22 @@ def test_plain_lora(make: Make, options: dict[str, Any]) -> None:
     assert not looks_preallocated(folder)
 
 
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """Its rank is an expert's, as the engine's limit is, and not that of the tensor of all experts."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2)
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters, init_lora_weights=False)
+    get_peft_model(MixtralForCausalLM(config), lora).save_pretrained(tmp_path)
+    report = validate(tmp_path, Expectation(max_rank=2))
+    assert report.ok
+    assert report.shape is not None
+    assert report.shape.rank == 2
+    assert report.shape.target_modules == ("base_layer", "experts", "q_proj")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's own about what these cannot do
 @pytest.mark.parametrize(
     ("code", "options"),

@@ -27,7 +27,7 @@ FLOATS: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16
 # With ``ensure_weight_tying`` PEFT trains both if the config targets either.
 _TIED = frozenset({"embed_tokens", "lm_head"})
 BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
-# PEFT keeps all experts of a layer in one pair, n × r wide.
+# PEFT's names of what it keeps in one pair for all experts of a layer.
 _FUSED_EXPERTS = (".experts", ".experts.base_layer")
 # A part of the name → the code of the feature it belongs to, and what to say
 _FOREIGN = (
@@ -73,6 +73,11 @@ class LoraModule:
     @property
     def rank(self) -> int:
         return self.a.shape[0]
+
+    @property
+    def of_all_experts(self) -> bool:
+        """Whether it is one pair for all n experts of a layer, n × r wide."""
+        return self.name.endswith(_FUSED_EXPERTS)
 
 
 @lru_cache(maxsize=4096)  # the adapters of one model name the same tensors
@@ -177,7 +182,7 @@ def _check_rank(
     module: LoraModule, config: AdapterConfig, budget: Budget, file: str, found: Findings
 ) -> None:
     expected = config.rank_of(peft_name(module.name), budget)
-    fused = module.name.endswith(_FUSED_EXPERTS) and module.rank % expected == 0
+    fused = module.of_all_experts and module.rank % expected == 0
     if module.rank != expected and not fused:
         found.add(
             "rank-mismatch",

@@ -22,6 +22,9 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from lora_fs.worker_patch.versions.differences import reads_patterns
 from lora_fs.worker_patch.versions.layers import COMPARED
 
+# What transformers 5 calls the experts of a Mixtral, and what vLLM's models of that kind do (0.32).
+_EXPERTS, _MODELS_EXPERTS = ".mlp.experts", ".block_sparse_moe.experts"
+
 
 class DoesNotFit(ValueError):
     """The adapter is not one for this model."""
@@ -45,15 +48,22 @@ def check_patterns(folder: str) -> None:
 
 
 def name_as_the_model(manager: LoRAModelManager, adapter: LoRAModel) -> None:
-    """Give the layers of a pooling model the prefix that the files of a bare ``AutoModel`` lack.
+    """Give an adapter's layers the names that vLLM's model has, where another one of its names is known.
 
-    vLLM finds them without it; what it merges then, it leaves beside the result.
+    The files of a bare ``AutoModel`` lack a prefix. A pooling vLLM finds their layers without it; what it
+    merges then, it leaves beside the result. transformers 5 renamed the experts of a Mixtral: vLLM
+    does not know the name, and would leave out their weights without a word.
     """
-    if not manager.is_pooling_model:
-        return
     known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
-    for name in [name for name in adapter.loras if name not in known and f"model.{name}" in known]:
-        adapter.loras[f"model.{name}"] = adapter.loras.pop(name)
+    for name in [name for name in adapter.loras if name not in known]:
+        other = name
+        if manager.is_pooling_model and f"model.{name}" in known:
+            other = f"model.{name}"
+        elif name.removesuffix(".base_layer").endswith(_EXPERTS):
+            renamed = name.replace(_EXPERTS, _MODELS_EXPERTS)
+            if renamed.removesuffix(".base_layer") in known:
+                other = renamed
+        adapter.loras[other] = adapter.loras.pop(name)
 
 
 def drop_merged(manager: LoRAModelManager, adapter: LoRAModel) -> None:
