@@ -111,6 +111,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "base-model-missing": _told("the config does not say which base model it is for"),
         "bare-model": _told("names without `model.`, of an AutoModel, which only a pooling engine serves"),
         "no-such-module": _overridable("the base model has no such module: vLLM ignores it"),
+        "renamed-experts": _told(
+            "transformers 5's name of a Mixtral's experts, which the plugin alone knows"
+        ),
         "wrong-shape": _engines("a tensor does not fit the base model's layer"),
         "layer-out-of-range": _told("a layer index beyond the base model's layers"),
         # the signature

@@ -85,6 +85,13 @@ def test_unknown_family(draft: Draft, base: Mapping[str, object]) -> None:
     assert findings(draft, base) == [("layer-out-of-range", Severity.WARNING)]
 
 
+def test_experts_of_a_mixtral_by_a_newer_name(draft: Draft) -> None:
+    """A warning says who serves them: the name is PEFT's with transformers 5, and not vLLM's."""
+    add(draft, "model.layers.0.mlp.experts", (RANK, HIDDEN), (HIDDEN, RANK))
+    assert findings(draft, {"model_type": "mixtral"}) == [("renamed-experts", Severity.WARNING)]
+    assert findings(draft, {"model_type": "qwen3_moe"}) == []
+
+
 def test_load_base_config_from_a_folder(tmp_path: Path) -> None:
     """A local model's config is read through symlinks; garbage and absence are None."""
     (tmp_path / "blob").write_text(json.dumps(BASE_CONFIG))

@@ -306,7 +306,7 @@ tensor_case(
 
 # made by files of a kind, another base model, an engine's version or a fleet, in modules of their own
 FILES = {"symlink", "not-regular-file", "permission"}
-ELSEWHERE = {*FILES, "layer-out-of-range", "engine-too-old", "no-replica", "some-replicas"}
+ELSEWHERE = {*FILES, "layer-out-of-range", "renamed-experts", "engine-too-old", "no-replica", "some-replicas"}
 ELSEWHERE |= {"unsigned", "untrusted", "signature-mismatch"}  # tests/trust
 
 

@@ -20,6 +20,7 @@ from lora_fs.sidecar.validate.weights.tensors import BASE_EMBEDDINGS, LoraModule
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _BARE = re.compile(r"layers\.\d+\..+")  # as PEFT names them on an AutoModel
+_RENAMED_EXPERTS = ".mlp.experts"  # transformers 5's name of a Mixtral's, which vLLM 0.32 does not know
 _DECODER_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -75,6 +76,14 @@ def check_modules(
                     file,
                     module.name,
                     f"the base model has {layers} layers: vLLM would ignore it",
+                )
+            elif model_type == "mixtral" and _RENAMED_EXPERTS in module.name:
+                found.add(
+                    "renamed-experts",
+                    file,
+                    module.name,
+                    "is transformers 5's name of a Mixtral's experts: a stock vLLM would ignore it",
+                    hint="serve it with lora-fs's plugin, which knows the name",
                 )
         return
     in_layer, around = _sizes(base, family)
