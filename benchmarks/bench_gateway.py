@@ -1,6 +1,8 @@
 """`lora-fs gateway`, HAProxy's bounded-load hashing and round robin, before the same sidecars.
 
 Each engine is a stand-in: loads take 150 ms, one after another; a request 40 ms, and 4 ms for each under way.
+With ``--vllm N`` there are N stock vLLMs on the CPU instead, with the tiny model and real PEFT adapters. All
+share the machine's processors, so that loads and requests of one slow the others down.
 The three take turns, so that each meets the machine as the others do. Needs the program haproxy.
 """
 
@@ -12,13 +14,16 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -26,19 +31,75 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bench_folder_drop import write_adapter
 from paced_engine import Pace, paced_engine
-from population import populate
+from population import SCOPE, fill, populate
 
+from lora_fs.demo.engine import MAX_CPU_LORAS, EngineFarm
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.sidecar import start_sidecar
+from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.demo.volume import LORA_FS
+from lora_fs.sidecar.registry.store.writer import Registry
 
 PACE = Pace(load_s=0.15, request_s=0.04, each_s=0.004)
-REPLICAS, PLACES, ADAPTERS, CLIENTS = 4, 8, 64, 48
+REPLICAS, PLACES = 4, 8
+ADAPTERS_A_PLACE, CLIENTS_A_REPLICA = 2, 12
 WARM_S = 5.0
+TOKENS = 16  # of an answer
 BALANCE = {
     "round robin": "balance roundrobin",
     "HAProxy": "balance hash req.body,json_query('$.model')\n hash-type consistent\n hash-balance-factor 125",
 }
+
+
+class Counted(NamedTuple):
+    """What a replica did since its start."""
+
+    requests: float
+    loads: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Sidecars, each before an engine of its own.
+
+    Attributes:
+        stand_ins: the engines' URLs; empty if they are vLLMs.
+        places: adapters that a replica keeps.
+    """
+
+    sidecars: list[Process]
+    stand_ins: list[str]
+    places: int
+
+    @property
+    def names(self) -> list[str]:
+        return [f"many-{number:05d}" for number in range(adapters(len(self.sidecars), self.places))]
+
+    @property
+    def clients(self) -> int:
+        return CLIENTS_A_REPLICA * len(self.sidecars)
+
+    async def counts(self, session: aiohttp.ClientSession) -> list[Counted]:
+        found = []
+        for engine in self.stand_ins:
+            told = await (await session.get(f"{engine}/counts")).json()
+            found.append(Counted(told["completions"], told["loads"]))
+        for sidecar in self.sidecars if not self.stand_ins else ():
+            text = await (await session.get(f"{sidecar.url}/metrics")).text()
+            found.append(
+                Counted(total(text, "vllm:request_success_total"), total(text, "lora_fs_loads_total"))
+            )
+        return found
+
+
+def adapters(replicas: int, places: int) -> int:
+    """How many there are: twice as many as the fleet has places."""
+    return ADAPTERS_A_PLACE * replicas * places
+
+
+def total(metrics: str, name: str) -> float:
+    """The sum of a metric's series."""
+    return sum(map(float, re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)))
 
 
 @contextlib.contextmanager
@@ -63,24 +124,22 @@ def haproxy(balance: str, sidecars: list[Process], folder: Path) -> Iterator[str
         process.stop()
 
 
-async def load(url: str, engines: list[str], seconds: float, seed: int) -> dict[str, float]:
-    """Ask with CLIENTS at once; return the figures of what came after WARM_S."""
-    weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(ADAPTERS)))
-    names = [f"many-{number:05d}" for number in range(ADAPTERS)]
+async def load(url: str, fleet: Fleet, seconds: float, seed: int) -> dict[str, float]:
+    """Ask with all clients at once; return the figures of what came after WARM_S."""
+    names = fleet.names
+    weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(len(names))))
     took, errors = list[float](), 0
     began = time.monotonic()
     counting = began + WARM_S
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def counts() -> list[dict[str, int]]:
-            return [await (await session.get(f"{engine}/counts")).json() for engine in engines]
-
         async def client(number: int) -> None:
             nonlocal errors
             choose = random.Random(seed * 1000 + number)
             while time.monotonic() < began + WARM_S + seconds:
-                body = {"model": choose.choices(names, cum_weights=weights)[0], "prompt": "hello"}
+                name = choose.choices(names, cum_weights=weights)[0]
+                body = {"model": name, "prompt": "hello", "max_tokens": TOKENS, "temperature": 0}
                 at = time.monotonic()
                 async with session.post(f"{url}/v1/completions", json=body) as answer:
                     await answer.read()
@@ -88,13 +147,13 @@ async def load(url: str, engines: list[str], seconds: float, seed: int) -> dict[
                     took.append(time.monotonic() - at)
                     errors += answer.status != 200
 
-        clients = asyncio.gather(*map(client, range(CLIENTS)))
+        clients = asyncio.gather(*map(client, range(fleet.clients)))
         await asyncio.sleep(WARM_S)
-        before = await counts()
+        before = await fleet.counts(session)
         await clients
-        after = await counts()
-    served = [b["completions"] - a["completions"] for a, b in zip(before, after, strict=True)]
-    loads = sum(b["loads"] - a["loads"] for a, b in zip(before, after, strict=True))
+        after = await fleet.counts(session)
+    served = [b.requests - a.requests for a, b in zip(before, after, strict=True)]
+    loads = sum(b.loads - a.loads for a, b in zip(before, after, strict=True))
     took.sort()
     return {
         "requests/s": len(took) / seconds,
@@ -106,33 +165,80 @@ async def load(url: str, engines: list[str], seconds: float, seed: int) -> dict[
     }
 
 
-def main() -> None:
-    """Measure, and print one line of JSON a way: the medians of its turns."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=20.0, help="of each turn, after the warm-up")
-    options.add_argument("--turns", type=int, default=3)
-    given = options.parse_args()
+async def check(ways: dict[str, str], names: list[str]) -> None:
+    """Each way gives each adapter's own answer, the one that the first way gave."""
+    async with aiohttp.ClientSession() as session:
+        for name in names:
+            body = {"model": name, "prompt": "hello", "max_tokens": TOKENS, "temperature": 0}
+            texts = set()
+            for url in ways.values():
+                async with session.post(f"{url}/v1/completions", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                    told = await answer.json()
+                    assert told["model"] == name, told
+                    texts.add(told["choices"][0]["text"])
+            assert len(texts) == 1, (name, texts)
+
+
+@contextlib.contextmanager
+def vllms(count: int, work: Path) -> Iterator[list[str]]:
+    """Start stock engines, fill the volume with adapters for them; yield the engines' URLs."""
+    model = ensure_model(work / "tiny")
+    source = make_adapter(model, work / "source", 0)
+    with contextlib.closing(Registry(work / "volume", create=True)) as registry:
+        fill(registry, SCOPE, source, adapters(count, MAX_CPU_LORAS), own_bytes=True)
+    with EngineFarm(work) as farm:
+        engines = [farm.start(f"engine-{number}", model) for number in range(count)]
+        for one in engines:
+            one.wait_ready("/health", timeout_s=300)
+        yield [one.url for one in engines]
+
+
+@contextlib.contextmanager
+def stand_ins(work: Path) -> Iterator[list[str]]:
+    """Start paced engines, fill the volume with small adapters; yield the engines' URLs."""
+    write_adapter(work / "source", 0, 4)
+    populate(work / "volume", work / "source", adapters(REPLICAS, PLACES)).close()
     with contextlib.ExitStack() as opened:
-        work = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        write_adapter(work / "source", 0, 4)
-        populate(work / "volume", work / "source", ADAPTERS).close()
-        engines, sidecars = [], []
-        for number in range(REPLICAS):
-            engine = opened.enter_context(paced_engine(work / f"engine-{number}.log", PACE))
+        logs = [work / f"engine-{number}.log" for number in range(REPLICAS)]
+        yield [opened.enter_context(paced_engine(log, PACE)) for log in logs]
+
+
+@contextlib.contextmanager
+def started(engines: list[str], places: int, work: Path, *, real: bool) -> Iterator[Fleet]:
+    """Start a sidecar before each engine."""
+    with contextlib.ExitStack() as opened:
+        sidecars = []
+        for number, engine in enumerate(engines):
             own = ("--replica-id", f"r{number}", "--stage-dir", str(work / f"stage-{number}"))
             one = start_sidecar(
                 f"sidecar-{number}",
                 engine,
                 *own,
-                *("--max-loaded", str(PLACES)),
+                *("--max-loaded", str(places)),
                 log=work / f"sidecar-{number}.log",
                 env={"LORA_FS_ROOT": str(work / "volume"), "LORA_FS_MODEL": "tiny"},
             )
             opened.callback(one.stop)
-            engines.append(engine)
             sidecars.append(one)
         for one in sidecars:
             one.wait_ready("/readyz", timeout_s=180)
+        yield Fleet(sidecars, [] if real else engines, places)
+
+
+def main() -> None:
+    """Measure, and print one line of JSON a way: the medians of its turns."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=20.0, help="of each turn, after the warm-up")
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--vllm", type=int, default=0, help="so many vLLMs instead of stand-ins")
+    given = options.parse_args()
+    with contextlib.ExitStack() as opened:
+        work = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        engines = opened.enter_context(vllms(given.vllm, work) if given.vllm else stand_ins(work))
+        places = MAX_CPU_LORAS if given.vllm else PLACES
+        fleet = opened.enter_context(started(engines, places, work, real=bool(given.vllm)))
+        sidecars = fleet.sidecars
         ways = {
             name: opened.enter_context(haproxy(balance, sidecars, work)) for name, balance in BALANCE.items()
         }
@@ -143,10 +249,12 @@ def main() -> None:
         gateway = spawn("gateway", command, log=work / "gateway.log", url=url, env={})
         opened.callback(gateway.stop)
         gateway.wait_ready("/health")
+        if given.vllm:
+            asyncio.run(check(ways, fleet.names))
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for turn in range(given.turns):
             for name, url in ways.items():
-                figures[name].append(asyncio.run(load(url, engines, given.seconds, turn)))
+                figures[name].append(asyncio.run(load(url, fleet, given.seconds, turn)))
                 print(json.dumps({"turn": turn, "way": name, **_rounded(figures[name][-1])}), flush=True)
         for name, turns in figures.items():
             medians = {key: statistics.median(one[key] for one in turns) for key in turns[0]}
