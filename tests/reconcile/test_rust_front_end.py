@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import NameTaken
-from lora_fs.sidecar.model import Record
+from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio
 
@@ -63,10 +62,9 @@ async def engine() -> AsyncIterator[VllmHttp]:
 
 async def test_a_load_that_was_answered_twice(engine: VllmHttp) -> None:
     """The same copy under the same name is loaded; another copy finds the name taken."""
-    record = cast(Any, None)  # a load over HTTP names the copy alone
-    await engine.load("support@a0", "/stage/a0/support", cast(Record, record))
+    await engine.load("support@a0", "/stage/a0/support", RECORD)
     with pytest.raises(NameTaken):
-        await engine.load("support@a0", "/stage/b1/support", cast(Record, record))
+        await engine.load("support@a0", "/stage/b1/support", RECORD)
 
 
 async def test_an_unload_of_what_is_not_there(engine: VllmHttp) -> None:

@@ -56,14 +56,13 @@ def name_as_the_model(manager: LoRAModelManager, adapter: LoRAModel) -> None:
     """
     known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
     for name in [name for name in adapter.loras if name not in known]:
-        other = name
-        if manager.is_pooling_model and f"model.{name}" in known:
-            other = f"model.{name}"
-        elif name.removesuffix(".base_layer").endswith(_EXPERTS):
-            renamed = name.replace(_EXPERTS, _MODELS_EXPERTS)
-            if renamed.removesuffix(".base_layer") in known:
-                other = renamed
-        adapter.loras[other] = adapter.loras.pop(name)
+        others = [f"model.{name}"] if manager.is_pooling_model else []
+        if name.removesuffix(".base_layer").endswith(_EXPERTS):
+            others.append(name.replace(_EXPERTS, _MODELS_EXPERTS))
+        for other in others:
+            if other.removesuffix(".base_layer") in known:
+                adapter.loras[other] = adapter.loras.pop(name)
+                break
 
 
 def drop_merged(manager: LoRAModelManager, adapter: LoRAModel) -> None:
