@@ -33,7 +33,7 @@ from bench_folder_drop import write_adapter
 from paced_engine import Pace, paced_engine
 from population import SCOPE, fill, populate
 
-from lora_fs.demo.engine import MAX_CPU_LORAS, EngineFarm
+from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
@@ -64,16 +64,14 @@ class Fleet:
 
     Attributes:
         stand_ins: the engines' URLs; empty if they are vLLMs.
-        places: adapters that a replica keeps.
     """
 
     sidecars: list[Process]
     stand_ins: list[str]
-    places: int
 
     @property
     def names(self) -> list[str]:
-        return [f"many-{number:05d}" for number in range(adapters(len(self.sidecars), self.places))]
+        return [f"many-{number:05d}" for number in range(adapters(len(self.sidecars)))]
 
     @property
     def clients(self) -> int:
@@ -92,9 +90,9 @@ class Fleet:
         return found
 
 
-def adapters(replicas: int, places: int) -> int:
+def adapters(replicas: int) -> int:
     """How many there are: twice as many as the fleet has places."""
-    return ADAPTERS_A_PLACE * replicas * places
+    return ADAPTERS_A_PLACE * replicas * PLACES
 
 
 def total(metrics: str, name: str) -> float:
@@ -186,9 +184,10 @@ def vllms(count: int, work: Path) -> Iterator[list[str]]:
     model = ensure_model(work / "tiny")
     source = make_adapter(model, work / "source", 0)
     with contextlib.closing(Registry(work / "volume", create=True)) as registry:
-        fill(registry, SCOPE, source, adapters(count, MAX_CPU_LORAS), own_bytes=True)
+        fill(registry, SCOPE, source, adapters(count), own_bytes=True)
     with EngineFarm(work) as farm:
-        engines = [farm.start(f"engine-{number}", model) for number in range(count)]
+        most = ("--max-loras", str(PLACES), "--max-cpu-loras", str(PLACES))
+        engines = [farm.start(f"engine-{number}", model, args=most) for number in range(count)]
         for one in engines:
             one.wait_ready("/health", timeout_s=300)
         yield [one.url for one in engines]
@@ -198,14 +197,14 @@ def vllms(count: int, work: Path) -> Iterator[list[str]]:
 def stand_ins(work: Path) -> Iterator[list[str]]:
     """Start paced engines, fill the volume with small adapters; yield the engines' URLs."""
     write_adapter(work / "source", 0, 4)
-    populate(work / "volume", work / "source", adapters(REPLICAS, PLACES)).close()
+    populate(work / "volume", work / "source", adapters(REPLICAS)).close()
     with contextlib.ExitStack() as opened:
         logs = [work / f"engine-{number}.log" for number in range(REPLICAS)]
         yield [opened.enter_context(paced_engine(log, PACE)) for log in logs]
 
 
 @contextlib.contextmanager
-def started(engines: list[str], places: int, work: Path, *, real: bool) -> Iterator[Fleet]:
+def started(engines: list[str], work: Path, *, real: bool) -> Iterator[Fleet]:
     """Start a sidecar before each engine."""
     with contextlib.ExitStack() as opened:
         sidecars = []
@@ -215,7 +214,7 @@ def started(engines: list[str], places: int, work: Path, *, real: bool) -> Itera
                 f"sidecar-{number}",
                 engine,
                 *own,
-                *("--max-loaded", str(places)),
+                *("--max-loaded", str(PLACES)),
                 log=work / f"sidecar-{number}.log",
                 env={"LORA_FS_ROOT": str(work / "volume"), "LORA_FS_MODEL": "tiny"},
             )
@@ -223,7 +222,7 @@ def started(engines: list[str], places: int, work: Path, *, real: bool) -> Itera
             sidecars.append(one)
         for one in sidecars:
             one.wait_ready("/readyz", timeout_s=180)
-        yield Fleet(sidecars, [] if real else engines, places)
+        yield Fleet(sidecars, [] if real else engines)
 
 
 def main() -> None:
@@ -236,8 +235,7 @@ def main() -> None:
     with contextlib.ExitStack() as opened:
         work = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         engines = opened.enter_context(vllms(given.vllm, work) if given.vllm else stand_ins(work))
-        places = MAX_CPU_LORAS if given.vllm else PLACES
-        fleet = opened.enter_context(started(engines, places, work, real=bool(given.vllm)))
+        fleet = opened.enter_context(started(engines, work, real=bool(given.vllm)))
         sidecars = fleet.sidecars
         ways = {
             name: opened.enter_context(haproxy(balance, sidecars, work)) for name, balance in BALANCE.items()
