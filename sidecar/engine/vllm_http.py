@@ -27,6 +27,7 @@ _NO_RUNTIME_UPDATING = (
 
 _ACTIVITY = "vllm:lora_requests_info"
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+_READ = (_ACTIVITY, _RUNNING, _WAITING)
 _VERSION_CHARACTERS = 80
 # The second of each is the Rust front end's, 0.33.
 _IS_LOADED = ("has already been loaded", "is already loaded")
@@ -234,17 +235,22 @@ def _positive(value: object) -> int | None:
 def read_activity(metrics: str) -> Activity:
     """Read vLLM's gauge of LoRA requests: of its series the one with the latest time holds.
 
+    vLLM keeps a series for each set of adapters that it ever saw in use together, thousands after some
+    minutes. So a series is parsed only if it is the latest.
+
     Raises EngineUnavailable: the gauge is there and cannot be read.
     Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
     """
-    queue = read_queue(metrics)
+    lines = [line for line in metrics.splitlines() if line.startswith(_READ)]
+    queue = _queue(lines)
+    series = [line for line in lines if line.startswith(_ACTIVITY)]
+    if not series:
+        return Activity(queue=queue)
     try:
-        samples = _samples(metrics, _ACTIVITY)
+        (latest,) = _samples([max(series, key=seen_at)])
     except ValueError as error:
         raise EngineUnavailable(f"the engine's metric {_ACTIVITY} cannot be read: {error}") from error
-    if not samples:
-        return Activity(queue=queue)
-    labels = max(samples, key=lambda sample: sample.value).labels
+    labels = latest.labels
     lists = (labels.get("running_lora_adapters", ""), labels.get("waiting_lora_adapters", ""))
     slots = labels.get("max_lora", "")
     return Activity(
@@ -254,21 +260,25 @@ def read_activity(metrics: str) -> Activity:
     )
 
 
-def read_queue(metrics: str) -> Queue | None:
+def _queue(lines: Sequence[str]) -> Queue | None:
     """Read vLLM's two gauges of requests, of all its data-parallel engines together; None without them."""
     try:
+        samples = _samples([line for line in lines if line.startswith((_RUNNING, _WAITING))])
         running, waiting = (
-            [int(sample.value) for sample in _samples(metrics, name) if sample.name == name]
-            for name in (_RUNNING, _WAITING)
+            [int(sample.value) for sample in samples if sample.name == name] for name in (_RUNNING, _WAITING)
         )
     except (ValueError, OverflowError):
         return None
     return Queue(sum(running), sum(waiting)) if running and waiting else None
 
 
-def _samples(metrics: str, name: str) -> list[Sample]:
-    lines = [line for line in metrics.splitlines() if line.startswith(name)]
+def _samples(lines: Sequence[str]) -> list[Sample]:
     return [one for family in text_string_to_metric_families("\n".join(lines)) for one in family.samples]
+
+
+def seen_at(series: str) -> float:
+    """When vLLM last wrote a series of its gauge of LoRA requests: its value. Raises ValueError."""
+    return float(series[series.rfind("}") + 1 :])
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineGone:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import aiohttp
 import httpx
 import openai
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -19,6 +21,7 @@ from starlette.routing import Route
 from yarl import URL
 
 from lora_fs.demo.process import LOCAL
+from lora_fs.sidecar.engine import vllm_http
 from lora_fs.sidecar.engine.protocol import Activity, Facts, Queue
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
@@ -519,6 +522,24 @@ def test_metrics_that_cannot_be_read(status: int, text: str) -> None:
 def test_an_engines_queue(text: str, queue: Queue | None) -> None:
     """Its data-parallel engines' together; unknown where its metrics lack one of the two numbers."""
     assert activity_of(PlainTextResponse(text)).queue == queue
+
+
+def test_of_many_series_one_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps one for each set of adapters that it ever saw in use: the latest one holds."""
+    parsed: list[str] = []
+
+    def parse(text: str) -> Iterable[Metric]:
+        parsed.extend(text.splitlines())
+        return text_string_to_metric_families(text)
+
+    monkeypatch.setattr(vllm_http, "text_string_to_metric_families", parse)
+    labels = 'max_lora="2",running_lora_adapters="a{0}",waiting_lora_adapters="b}} {0}"'
+    series = f"vllm:lora_requests_info{{{{{labels}}}}} {{1}}"
+    text = "\n".join(series.format(number, number % 500 + 1e9) for number in range(900))
+    text += "\nvllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    found = activity_of(PlainTextResponse(text))
+    assert found == Activity(frozenset({"a499", "b} 499"}), 2, Queue(1, 0))
+    assert len(parsed) == 3
 
 
 @pytest.mark.parametrize(("status", "text"), [(404, ""), (200, "vllm:num_requests_running 1\n")])

@@ -67,6 +67,19 @@ def test_adapters_have_the_names_that_clients_know() -> None:
     assert line.endswith("1.7e+09")
 
 
+def test_of_the_gauge_of_adapters_the_latest_series_is_there() -> None:
+    """vLLM keeps one for each set of adapters it ever saw; after a reload two would have the same labels."""
+    series = (
+        'vllm:lora_requests_info{{max_lora="4",running_lora_adapters="a@{}",waiting_lora_adapters=""}} {}'
+    )
+    gauge = [series.format(f"{at:012x}", at) for at in (7, 2000, 30)]
+    text = merged(ours(), "\n".join(["# TYPE vllm:lora_requests_info gauge", *gauge, "vllm:up 1"]))
+    assert [line for line in text.splitlines() if line.startswith("vllm:")] == [
+        series.format("", 2000).replace("a@", "a"),
+        "vllm:up 1",
+    ]
+
+
 def test_without_an_engine_ours_are_alone_and_a_gauge_says_so() -> None:
     """An engine that does not answer costs no series of ours."""
     text = merged(ours(), None)

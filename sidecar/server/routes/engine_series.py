@@ -1,15 +1,18 @@
 """The engine's own series beside ours, so that one scrape of the sidecar has both. Pure text.
 
 A family that we have as well is left out of the engine's. Adapters have the names that clients know, and the
-model has the name that the engine gives it: routers compare both with what a request says.
+model has the name that the engine gives it: routers compare both with what a request says. Of vLLM's gauge of
+LoRA requests only the latest series is here. vLLM keeps one for each set of adapters that it ever saw in use
+together. By public names, two of them may have the same labels.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from lora_fs.sidecar.engine.vllm_http import seen_at
 from lora_fs.sidecar.model import public_of
 
 ANSWERS: Final = "lora_fs_engine_metrics"
@@ -36,12 +39,25 @@ def _families(text: str) -> frozenset[str]:
 
 def _kept(text: str, taken: frozenset[str]) -> Iterator[str]:
     """Yield the lines of families that are not ``taken``."""
-    for line in text.splitlines():
-        if line.startswith(("# HELP ", "# TYPE ")):
+    lines = text.splitlines()
+    latest = _latest([line for line in lines if line.startswith(_REQUESTS)])
+    for line in lines:
+        if line.startswith(_REQUESTS):
+            if line is latest:
+                yield _renamed(line)
+        elif line.startswith(("# HELP ", "# TYPE ")):
             if not _is_of(line.split(" ", 3)[2], taken):
                 yield line
         elif (name := _NAME.match(line)) is not None and not _is_of(name[0], taken):
-            yield _renamed(line) if name[0] == _REQUESTS else line
+            yield line
+
+
+def _latest(series: Sequence[str]) -> str | None:
+    """The one that holds; None if there is none, or one cannot be read."""
+    try:
+        return max(series, key=seen_at, default=None)
+    except ValueError:
+        return None
 
 
 def _is_of(name: str, families: frozenset[str]) -> bool:
