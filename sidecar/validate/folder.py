@@ -76,7 +76,7 @@ def validate(
     Raises:
         VolumeUnavailable: the volume did not answer; the adapter's state is unknown.
     """
-    found = Findings(expectation.allow)
+    found = Findings(expectation.allow, stock=expectation.stock)
     try:
         with open_folder(folder) if folder_fd is None else nullcontext(folder_fd) as fd:
             return _validate(_Reading(folder, fd, expectation, found, contents, arriving, progress, taking))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A broken adapter repeats its fault in every layer; the first ones tell the story.
 MAX_FINDINGS_PER_CODE = 8
+LEFT_OUT_BY_STOCK = frozenset({"renamed-experts"})
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Expectation:
         fleet: the live replicas that are to serve it: what none of them can is an error.
         forced: that is a warning.
         trust: who has to have signed it; None: nobody.
+        stock: a vLLM without lora-fs's plugin serves it: what that would leave out is an error.
     Raises:
         InputError: ``allow`` names a code that does not exist or cannot be overridden.
     """
@@ -57,6 +59,7 @@ class Expectation:
     fleet: tuple[Peer, ...] = ()
     forced: bool = False
     trust: Trust | None = None
+    stock: bool = False
 
     def base(self) -> Mapping[str, object] | None:
         """The base model's ``config.json``, as far as known now."""
@@ -119,10 +122,15 @@ class Report:
 
 
 class Findings:
-    """Collects findings: applies the table's severities, the caller's overrides and a bound."""
+    """Collects findings: applies the table's severities, the caller's overrides and a bound.
 
-    def __init__(self, allow: frozenset[str] = frozenset()) -> None:
+    Args:
+        allow, stock: as an ``Expectation`` has them.
+    """
+
+    def __init__(self, allow: frozenset[str] = frozenset(), *, stock: bool = False) -> None:
         self.allow = allow
+        self._errors = LEFT_OUT_BY_STOCK if stock else frozenset()
         self._kept: list[Finding] = []
         self._seen: Counter[tuple[str, Severity, str]] = Counter()
 
@@ -144,7 +152,8 @@ class Findings:
             severity: replaces the table's, where a rule is sure only in some cases.
         """
         entry = CODES[code]
-        severity = entry.severity if severity is None else severity
+        if severity is None:
+            severity = Severity.ERROR if code in self._errors else entry.severity
         if severity is Severity.ERROR and entry.overridable and code in self.allow:
             severity = Severity.WARNING
         self._seen[code, severity, file] += 1

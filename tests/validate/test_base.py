@@ -86,10 +86,12 @@ def test_unknown_family(draft: Draft, base: Mapping[str, object]) -> None:
 
 
 def test_experts_of_a_mixtral_by_a_newer_name(draft: Draft) -> None:
-    """A warning says who serves them: the name is PEFT's with transformers 5, and not vLLM's."""
+    """Who registers them gets a warning, for the plugin serves them; for a stock vLLM it is an error."""
     add(draft, "model.layers.0.mlp.experts", (RANK, HIDDEN), (HIDDEN, RANK))
     assert findings(draft, {"model_type": "mixtral"}) == [("renamed-experts", Severity.WARNING)]
     assert findings(draft, {"model_type": "qwen3_moe"}) == []
+    stock = Expectation(base_config={"model_type": "mixtral"}, stock=True)
+    assert {finding.code for finding in validate(draft.folder, stock).errors} == {"renamed-experts"}
 
 
 def test_load_base_config_from_a_folder(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def sidecar(context: Context, /, **options: Any) -> None:
 
 async def _serve(context: Context, settings: Settings, end_tracing: Callable[[], None]) -> None:
     context.root(), context.scope()  # a usage error if the user gave none
-    expectation = await anyio.to_thread.run_sync(context.expectation)
+    expectation = replace(await anyio.to_thread.run_sync(context.expectation), stock=True)
     base = BaseOfEngine(expectation)
     with ExitStack() as opened:
         ports = [settings.port, *([settings.admin_port] if settings.admin_port is not None else [])]
