@@ -35,7 +35,7 @@ from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
-_CHANCE = random.SystemRandom()  # vLLM seeds the process's: replicas of one seed would all draw the same
+_CHANCE = random.SystemRandom()  # its own: vLLM may seed the process's, on all replicas alike
 
 
 class Replica:

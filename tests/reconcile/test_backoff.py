@@ -48,7 +48,7 @@ def test_a_volume_that_was_away_is_tried_soon(monkeypatch: pytest.MonkeyPatch, e
 
 
 def test_it_draws_nothing_from_the_process_own_chance() -> None:
-    """vLLM seeds it: two replicas would wait equally long, and a request's seed would not be its own."""
+    """vLLM seeds it where it computes in this process: replicas of one seed would all wait as long."""
     random.seed(0)
     before = random.getstate()
     first = delays(8)

@@ -19,7 +19,7 @@ Error = TypeVar("Error", bound=LoraFsError)
 FIRST_S, CEILING_S = 1.0, 300.0
 VOLUME_CEILING_S = 30.0
 
-CHANCE = random.SystemRandom()  # vLLM seeds the process's: replicas of one seed would all wait as long
+CHANCE = random.SystemRandom()  # its own: vLLM may seed the process's, on all replicas alike
 
 
 @dataclass(frozen=True, slots=True)
