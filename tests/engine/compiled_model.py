@@ -12,17 +12,19 @@ import dataclasses
 import json
 import linecache
 import sys
+from pathlib import Path
 from typing import Any
 
-from vllm import LLM, SamplingParams
+from vllm import LLM
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
 from vllm.config import CompilationMode
 from vllm.lora.punica_wrapper import punica_cpu
-from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 
-TOKENS = 2  # of which the second comes of a step without a prompt
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.engine.batches import answers
 
 
 def compile_models() -> None:
@@ -56,20 +58,8 @@ def main(model_dir: str, prompts: str, *adapters: str) -> None:
         max_num_seqs=8,
         kv_cache_memory_bytes=64 << 20,
     )
-    how = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
-    requests = [None, *(LoRARequest(f"a{n}", n, folder) for n, folder in enumerate(adapters, 1))]
-    told = []
-    for prompt in json.loads(prompts):
-        # All in one batch: rows of every adapter, and of none.
-        answers: Any = llm.generate(
-            [{"prompt_token_ids": prompt}] * len(requests), how, lora_request=requests, use_tqdm=False
-        )
-        for answer in answers:
-            made = answer.outputs[0]
-            seen = [answer.prompt_logprobs[at][token].logprob for at, token in enumerate(prompt) if at]
-            seen += [one[token].logprob for one, token in zip(made.logprobs, made.token_ids, strict=True)]
-            told.append({"tokens": [*prompt, *made.token_ids], "logprobs": seen})
-    print(json.dumps({"answers": told, "counts": dataclasses.asdict(compilation_counter)}))
+    found = answers(llm, json.loads(prompts), adapters)
+    print(json.dumps({"answers": found, "counts": dataclasses.asdict(compilation_counter)}))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
+from vllm import LLM
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
-TOKENS = 2  # of which the second comes of a step without a prompt
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.engine.batches import answers
 
 
 def apply(
@@ -76,20 +78,7 @@ def main(model_dir: str, prompts: str, options: str, *adapters: str) -> None:
         enforce_eager=True,
         **json.loads(options),
     )
-    how = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
-    requests = [None, *(LoRARequest(f"a{n}", n, folder) for n, folder in enumerate(adapters, 1))]
-    told = []
-    for prompt in json.loads(prompts):
-        # All in one batch: rows of every adapter, and of none.
-        answers: Any = llm.generate(
-            [{"prompt_token_ids": prompt}] * len(requests), how, lora_request=requests, use_tqdm=False
-        )
-        for answer in answers:
-            made = answer.outputs[0]
-            seen = [answer.prompt_logprobs[at][token].logprob for at, token in enumerate(prompt) if at]
-            seen += [one[token].logprob for one, token in zip(made.logprobs, made.token_ids, strict=True)]
-            told.append({"tokens": [*prompt, *made.token_ids], "logprobs": seen})
-    print(json.dumps(told))
+    print(json.dumps(answers(llm, json.loads(prompts), adapters)))
 
 
 if __name__ == "__main__":

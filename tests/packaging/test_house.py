@@ -237,6 +237,35 @@ def impatient(module: Path) -> list[str]:
     return found
 
 
+def draws(tree: ast.AST) -> list[int]:
+    """The lines at which a lambda, or what ``composite`` decorates, draws from ``random``."""
+    if not any(isinstance(node, ast.Import) and node.names[0].name == "random" for node in ast.walk(tree)):
+        return []
+    own = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda)
+        or (isinstance(node, ast.FunctionDef) and "composite" in map(_last_name, node.decorator_list))
+    ]
+    used = [node for one in own for node in ast.walk(one) if isinstance(node, ast.Attribute)]
+    drawn = [node for node in used if _last_name(node.value) == "random" and node.attr[0].islower()]
+    return sorted(node.lineno for node in drawn)
+
+
+def _last_name(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def test_no_strategy_draws_from_random() -> None:
+    """Hypothesis could not repeat what it found; its own warning cannot tell a strategy from a thread."""
+    assert draws(ast.parse("import random\nx = integers().map(lambda one: one + random.random())")) == [2]
+    assert draws(ast.parse("import random\n@st.composite\ndef x(draw):\n    random.shuffle([])")) == [4]
+    for path in (ROOT / "tests").rglob("*.py"):
+        source = path.read_text()
+        if "hypothesis" in source:
+            assert draws(ast.parse(source)) == [], path
+
+
 def test_every_request_of_a_test_is_patient() -> None:
     """The tests and the examples give httpx a timeout, or reach the application without a socket."""
     modules = [module for folder in ("tests", "examples") for module in (ROOT / folder).rglob("*.py")]

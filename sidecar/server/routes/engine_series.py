@@ -19,7 +19,7 @@ ANSWERS: Final = "lora_fs_engine_metrics"
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ADAPTERS: Final = re.compile(r'((?:running|waiting)_lora_adapters=")([^"]*)"')
 _SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum", "_info")
-_REQUESTS: Final = "vllm:lora_requests_info"
+_REQUESTS: Final = "vllm:lora_requests_info{"
 
 
 def merged(ours: str, theirs: str | None) -> str:
