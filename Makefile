@@ -81,9 +81,9 @@ $(STAMPS)/triton-$(TRITON): $(STAMPS)/project
 test-ends: env
 	@$(BIN)/python .ci/versions.py --ends --suites walk boot
 
-# NFS 4.2 alone: a virtual machine serves and mounts it (user-mode-linux, as root on a Debian).
+# NFS 4.2 alone: virtual machines serve and mount it (user-mode-linux, as root on a Debian).
 test-nfs: env filesystems
-	@LORA_FS_REQUIRE_FILESYSTEMS=nfs $(BIN)/pytest -rP tests/filesystems -k nfs $(PYTEST_ARGS)
+	@LORA_FS_REQUIRE_FILESYSTEMS=nfs $(BIN)/pytest -rP tests/filesystems -k "nfs or hosts" $(PYTEST_ARGS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -1,9 +1,10 @@
 """Writers and readers as real processes on a pair of mounts, killed and started again; then the history.
 
 Each writer notes an append before it begins and when it was acknowledged, each reader every
-generation that it comes to believe, by the machine's one monotonic clock. ``judge`` replays the
+generation that it comes to believe, by one clock. ``judge`` replays the
 notes against what the volume holds in the end. Nothing is shared with a process that is killed but
-its own file of notes, outside the volume.
+its own file of notes, outside the volume. ``drive`` may run on several hosts at once: one of them then judges
+the notes of all.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ SCOPE = Scope("default", "tiny")
 NAMES = [f"a{number}" for number in range(4)]
 DROPPED = "d1"  # the revision that folders are dropped in; others are registered
 GIVE_UP_S = 120.0
+
+clock = time.CLOCK_MONOTONIC  # of the notes; several hosts have no such one in common
 
 
 @dataclass
@@ -94,7 +97,26 @@ def converge(
         notes: an empty folder outside the volume.
         adopting: folders are dropped, and each reader adopts them: it is a writer, too.
     """
-    chance, run = random.Random(seed), Run()
+    run = Run()
+    ended = drive(pair, notes, run, writers, readers, appends, kills, pace, adopting, seed)
+    judge(pair[0], notes, run, ended, pace.within_s, writers=writers + readers * adopting)
+    return run
+
+
+def drive(
+    pair: tuple[Path, Path],
+    notes: Path,
+    run: Run,
+    writers: int,
+    readers: int,
+    appends: int,
+    kills: int,
+    pace: Pace,
+    adopting: bool,
+    seed: int,
+) -> float:
+    """Do ``converge``'s part of one host; return when its writers ended, by ``clock``."""
+    chance = random.Random(seed)
     sources = [write_adapter(notes / f"source-{number}", number) for number in range(3)]
     stop, stopping = os.pipe()
     processes: list[tuple[int, Callable[[], int]]] = []
@@ -138,14 +160,13 @@ def converge(
         for pid, _ in processes[:writers]:
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
-        ended = time.monotonic()
+        ended = time.clock_gettime(clock)
         os.close(stopping)
         for pid, _ in processes[writers:]:
             _, status = os.waitpid(pid, 0)
             if status:
                 run.wrong.append(f"a reader ended with status {status}")
-    judge(pair[0], notes, run, ended, pace.within_s, writers=writers + readers * adopting)
-    return run
+    return ended
 
 
 def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path], dropping: bool) -> NoReturn:
@@ -153,10 +174,10 @@ def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path], dro
 
     class Noting(Registry):
         def append(self, series: Series[Body], *args: Any, **kwargs: Any) -> Body:
-            begun = time.monotonic_ns()
+            begun = time.clock_gettime_ns(clock)
             body = super().append(series, *args, **kwargs)
             where = str((series.folder / series.name).relative_to(self.layout.root))
-            note(out, "ack", where, body.generation, body.token, begun, time.monotonic_ns())
+            note(out, "ack", where, body.generation, body.token, begun, time.clock_gettime_ns(clock))
             return body
 
     try:
@@ -210,14 +231,14 @@ def _read(root: Path, log: Path, stop: int, seed: int, pace: Pace, adopting: boo
     try:
         while not (stopped and time.monotonic() - quiet_since > pace.quiet_s):
             moved = False
-            begun = time.monotonic_ns()
+            begun = time.clock_gettime_ns(clock)
             with suppress(TemporaryError):
                 moved = view.refresh(force=stopped)
                 moved |= adopting and adopter.step(view.desired)
             for where, body in bodies(view.desired).items():
                 if seen.get(where) != body.token:
                     seen[where] = body.token
-                    note(out, "saw", where, body.generation, body.token, begun, time.monotonic_ns())
+                    note(out, "saw", where, body.generation, body.token, begun, time.clock_gettime_ns(clock))
             for problem in view.desired.problems.values():
                 note(out, "problem", problem)
             if moved or adopter.waiting():
@@ -245,20 +266,30 @@ def note(out: IO[str], *what: Any) -> None:
 
 
 def _noted(notes: Path, kind: str, what: str) -> Any:
-    for path in sorted(notes.glob(f"{kind}-*.log")):
+    for path in sorted(notes.rglob(f"{kind}-*.log")):
         for line in path.read_text().splitlines(keepends=True):
             if (
                 line.endswith("\n") and (value := json.loads(line))[0] == what
             ):  # a killed one's last may be cut
-                yield path.name, value[1:]
+                yield str(path.relative_to(notes)), value[1:]
 
 
-def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float, *, writers: int = 2) -> None:
+def judge(
+    root: Path,
+    notes: Path,
+    run: Run,
+    ended: float,
+    within_s: float,
+    *,
+    writers: int = 2,
+    apart_s: float = 0.0,
+) -> None:
     """Replay every note against what lies on the volume.
 
     Args:
         writers: how many there were. One is followed in its order on every filesystem, many where a
             generation has one winner.
+        apart_s: by how much the clocks of the notes may differ.
     """
     registry, wrong = Registry(root), run.wrong
     history = _history(registry, run)
@@ -270,7 +301,7 @@ def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float, *, w
         acknowledged[where].append((begun, done, generation))
     if registry.marker.tier == "cas" or writers == 1:
         for where, spans in acknowledged.items():
-            _judge_order(where, spans, wrong)
+            _judge_order(where, spans, int(apart_s * 1e9), wrong)
     _judge_readers(notes, history, run, ended, within_s, fenced=registry.marker.tier == "cas")
     for kind in ("_write", "_read"):
         wrong += [f"{who}: {told}" for who, told in _noted(notes, kind, "broke")]
@@ -284,12 +315,12 @@ def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float, *, w
             wrong.append(f"{where}: its greatest generation is not in force")
 
 
-def _judge_order(where: str, spans: list[tuple[int, int, int]], wrong: list[str]) -> None:
+def _judge_order(where: str, spans: list[tuple[int, int, int]], apart_ns: int, wrong: list[str]) -> None:
     """Who began after another was acknowledged wrote no lower generation, or was told of it again."""
     greatest, by_end = 0, sorted(spans, key=lambda span: span[1])
     at = 0
     for begun, _, generation in sorted(spans):
-        while at < len(by_end) and by_end[at][1] < begun:
+        while at < len(by_end) and by_end[at][1] + apart_ns < begun:
             greatest = max(greatest, by_end[at][2])
             at += 1
         if generation < greatest:

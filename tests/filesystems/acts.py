@@ -178,7 +178,7 @@ def many_register(here: Path, there: Path, local: Path, writers: int, each: int)
     views = follower(here), follower(there)
     results = FORK.SimpleQueue()
     processes = [
-        FORK.Process(target=_register_some, args=(path, local / f"{side}-{number}", each, results.put))
+        FORK.Process(target=register_some, args=(path, local / f"{side}-{number}", each, results.put))
         for side, path in (("here", here), ("there", there))
         for number in range(writers)
     ]
@@ -196,9 +196,10 @@ def many_register(here: Path, there: Path, local: Path, writers: int, each: int)
     return Crowd(acknowledged, refused, seen, shared)
 
 
-def _register_some(
+def register_some(
     path: Path, local: Path, each: int, tell: Callable[[tuple[dict[str, int], dict[str, str]]], None]
 ) -> None:
+    """Register names of one's own and one common name; tell the ids, and why others were refused."""
     registry, acknowledged, refused = Registry(path), dict[str, int](), dict[str, str]()
     for name, revision in _names(local.name, each):
         source = write_adapter(local / name / revision, hash((local.name, revision)) % 2**32)

@@ -1,8 +1,9 @@
-"""Inside a virtual machine of its own kernel, as its first process: an NFS server and two clients of it.
+"""Inside a virtual machine of its own kernel, as its first process: an NFS server, a client of it, or all.
 
-Usage: guest.py FOLDER. The machine's root is the host's, by hostfs. It exports an ext4 filesystem, mounts
-it twice for each flavour of ``serve``, from network namespaces with host names of their own, and then
-does what it is told: a call is a file in ``FOLDER/calls``, and so is its answer. Nothing of the host is
+Usage: guest.py FOLDER ROLE. The machine's root is the host's, by hostfs. ``alone`` exports an ext4
+filesystem and mounts it twice for each flavour of ``serve``, from network namespaces with host names of
+their own. ``server`` exports it to other machines, ``a`` and ``b``, which mount it once each. Then a machine
+does what it is told: a call is a file in ``FOLDER/calls/ROLE``, and so is its answer. Nothing of the host is
 entered by a namespace here, so functions and their arguments are pickled: module and name.
 """
 
@@ -27,6 +28,7 @@ FINIT_MODULE = 313  # x86-64
 UBDA = os.makedev(98, 0)
 MODULES = Path("/usr/lib/uml/modules")
 EXPORT = "/mnt/export"
+SIDES = ("a", "b")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -74,15 +76,9 @@ def client(side: str, number: int, mounts: list[tuple[str, Path]]) -> None:
     child = os.fork()
     if child == 0:
         assert LIBC.unshare(CLONE_NEWUTS | CLONE_NEWNET) == 0
-        socket.sethostname(f"client-{side}")
         os.write(tells, b".")
         os.read(hears, 1)
-        run("ip", "link", "set", "lo", "up")
-        run("ip", "address", "add", f"10.9.{number}.2/24", "dev", f"client{number}")
-        run("ip", "link", "set", f"client{number}", "up")
-        for options, at in mounts:
-            where = f"addr=10.9.{number}.1,clientaddr=10.9.{number}.2,vers=4.2,sec=sys,nosharecache{options}"
-            run("mount", "-i", "-t", "nfs4", "-o", where, f"10.9.{number}.1:/{at.parent.name}", at)
+        mount(side, number, f"client{number}", mounts)
         os.write(tells, b".")
         while True:
             signal.pause()
@@ -90,12 +86,27 @@ def client(side: str, number: int, mounts: list[tuple[str, Path]]) -> None:
     run(
         "ip", "link", "add", f"server{number}", "type", "veth", "peer", f"client{number}", "netns", str(child)
     )
-    run("ip", "address", "add", f"10.9.{number}.1/24", "dev", f"server{number}")
-    run("ip", "link", "set", f"server{number}", "up")
+    address(f"server{number}", f"10.9.{number}.1")
     os.write(go, b".")
     os.close(tells)
     if os.read(ready, 1) != b".":
         raise SystemExit(f"client {side} did not mount")
+
+
+def address(device: str, own: str) -> None:
+    """Give a network device its address."""
+    run("ip", "address", "add", f"{own}/24", "dev", device)
+    run("ip", "link", "set", device, "up")
+
+
+def mount(side: str, number: int, device: str, mounts: list[tuple[str, Path]]) -> None:
+    """Mount what the server at the other end of ``device`` exports, under a host name of its own."""
+    socket.sethostname(f"client-{side}")
+    run("ip", "link", "set", "lo", "up")
+    address(device, f"10.9.{number}.2")
+    for options, at in mounts:
+        where = f"addr=10.9.{number}.1,clientaddr=10.9.{number}.2,vers=4.2,sec=sys,nosharecache{options}"
+        run("mount", "-i", "-t", "nfs4", "-o", where, f"10.9.{number}.1:/{at.parent.name}", at)
 
 
 def answer(call: Path) -> None:
@@ -103,8 +114,7 @@ def answer(call: Path) -> None:
     if os.fork() != 0:
         return
     try:
-        function, args, kwargs = pickle.loads(call.read_bytes())  # noqa: S301  this test run's own
-        told = (True, function(*args, **kwargs))
+        told = (True, pickle.loads(call.read_bytes())())  # noqa: S301  this test run's own
     except BaseException:
         told = (False, traceback.format_exc())
     draft = call.with_suffix(".draft")
@@ -113,7 +123,7 @@ def answer(call: Path) -> None:
     os._exit(0)
 
 
-def main(folder: Path, options: dict[str, str]) -> None:
+def main(folder: Path, role: str, options: dict[str, str]) -> None:
     """Bring everything up, say so, and answer calls until the machine is ended from outside."""
     for kind, at in (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/run"), ("tmpfs", "/mnt")):
         run("mount", "-t", kind, kind, at)
@@ -125,15 +135,11 @@ def main(folder: Path, options: dict[str, str]) -> None:
     loaded = {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
     for module in ("veth", "nfsd", "nfsv4"):
         load(module, loaded)
-    run("ip", "link", "set", "lo", "up")
-    socket.sethostname("server")
-    export(list(options))
-    for number, side in enumerate("ab", 1):
-        client(side, number, [(text, folder / flavour / side) for flavour, text in options.items()])
+    bring_up(folder, role, options)
     import tests.filesystems.acts  # noqa: F401  before the first fork, so that none imports it anew
 
-    calls = folder / "calls"
-    (folder / "up").touch()
+    calls = folder / "calls" / role
+    (calls / "up").touch()
     while True:
         for call in sorted(calls.glob("*.call")):
             taken = call.with_suffix(".taken")
@@ -145,12 +151,27 @@ def main(folder: Path, options: dict[str, str]) -> None:
         time.sleep(LOOK_S)
 
 
+def bring_up(folder: Path, role: str, options: dict[str, str]) -> None:
+    """Serve, mount, or both."""
+    if role in SIDES:
+        at = folder / "plain" / role
+        mount(role, SIDES.index(role) + 1, "vec0", [(options["plain"], at)])
+        return
+    run("ip", "link", "set", "lo", "up")
+    socket.sethostname("server")
+    for device in range(len(SIDES) if role == "server" else 0):
+        address(f"vec{device}", f"10.9.{device + 1}.1")
+    export(list(options))
+    for number, side in enumerate(SIDES if role == "alone" else (), 1):
+        client(side, number, [(text, folder / flavour / side) for flavour, text in options.items()])
+
+
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))
     from tests.filesystems.serve import NFS
 
     try:
-        main(Path(sys.argv[1]), NFS)
+        main(Path(sys.argv[1]), sys.argv[2], NFS)
     except BaseException:
         traceback.print_exc()
     Path("/proc/sysrq-trigger").write_text("o")

@@ -18,14 +18,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tests.filesystems import serve
 
@@ -137,10 +137,20 @@ class Mounted:
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a process inside; what it returns, or its traceback as RigFailed."""
         if self.name in MACHINES:
-            return cast(T, self._run(_in_the_machine, self.folder, pickle.dumps((function, args, kwargs))))
-        return self._run(function, *args, **kwargs)
+            return self.run_on("alone", function, *args, **kwargs)
+        return self.run_outside(function, *args, **kwargs)
 
-    def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_on(self, machine: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same on a virtual machine, whose processes cannot be entered from outside."""
+        return cast(T, self.at_once({machine: partial(function, *args, **kwargs)})[machine])
+
+    def at_once(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, Any]:
+        """Call a function on each of several virtual machines; what each returns."""
+        told = {self.folder / "calls" / machine: pickle.dumps(call) for machine, call in calls.items()}
+        return dict(zip(calls, self.run_outside(_in_the_machines, told), strict=True))
+
+    def run_outside(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same beside the virtual machines, if there are any."""
         receiver, sender = FORK.Pipe(duplex=False)
         process = FORK.Process(target=_enter, args=(self.init, sender, lambda: function(*args, **kwargs)))
         process.start()
@@ -160,18 +170,23 @@ class Mounted:
         return cast(T, value)
 
 
-def _in_the_machine(folder: Path, call: bytes) -> object:
-    """Have a call made in the virtual machine, whose processes cannot be entered from outside."""
-    path = folder / "calls" / secrets.token_hex(8)
-    path.with_suffix(".draft").write_bytes(call)
-    path.with_suffix(".draft").rename(path.with_suffix(".call"))
-    answer = path.with_suffix(".answer")
-    while not answer.exists():  # whoever waits for this process ends it
+def _in_the_machines(calls: Mapping[Path, bytes]) -> list[object]:
+    """Have calls made in virtual machines, by their folders; the answers, in the same order."""
+    answers = []
+    for folder, call in calls.items():
+        path = folder / secrets.token_hex(8)
+        path.with_suffix(".draft").write_bytes(call)
+        path.with_suffix(".draft").rename(path.with_suffix(".call"))
+        answers.append(path.with_suffix(".answer"))
+    told = dict[Path, object]()
+    while len(told) < len(answers):  # whoever waits for this process ends it
+        for answer in answers:
+            if answer not in told and answer.exists():
+                good, told[answer] = pickle.loads(answer.read_bytes())  # noqa: S301  this test run's own
+                if not good:
+                    raise RigFailed(told[answer])
         time.sleep(LOOK_S)
-    good, value = pickle.loads(answer.read_bytes())  # noqa: S301  this test run's own
-    if not good:
-        raise RigFailed(value)
-    return cast(object, value)
+    return [told[answer] for answer in answers]
 
 
 def _enter(init: int, sender: Connection, call: Callable[[], object]) -> None:

@@ -23,6 +23,7 @@ START_S = 90.0
 LOOK_S = 0.05
 ADDRESS = "10.77.0.1"  # GlusterFS refuses loopback addresses
 PORT = 5556
+WIRES = 5600  # and the next few ports
 SFTP_SERVERS = ("usr/lib/openssh/sftp-server", "usr/lib/ssh/sftp-server", "usr/libexec/openssh/sftp-server")
 LAG_S = 4  # sshfs keeps a listing for 20 s unless told otherwise
 NO_CACHE = ("attribute-timeout=0", "entry-timeout=0", "negative-timeout=0")
@@ -167,27 +168,53 @@ def s3fs(folder: Path) -> None:
 
 def nfs(folder: Path) -> None:
     """A virtual machine with a kernel of its own, which serves and mounts (``guest.py``)."""
-    disk, init, log = folder / "disk", folder / "init", folder / "machine.log"
-    with disk.open("wb") as file:
+    machine(folder, "alone", disk(folder), "mem=1G")
+
+
+def hosts(folder: Path) -> None:
+    """An NFS server and two clients of it, each in a virtual machine of its own, on one wire each."""
+    machine(folder, "server", disk(folder), wire(0, 1, 0), wire(1, 2, 0), "mem=512M")
+    for number, side in enumerate("ab", 1):
+        machine(folder, side, wire(0, number, 1), "mem=512M")
+
+
+def disk(folder: Path) -> str:
+    """An empty ext4 filesystem, as a machine's first disk."""
+    image = folder / "disk"
+    with image.open("wb") as file:
         file.truncate(1 << 30)
-    run("mkfs.ext4", "-q", disk)
+    run("mkfs.ext4", "-q", image)
+    return f"ubd0={image}"
+
+
+def wire(device: int, number: int, end: int) -> str:
+    """One end of an Ethernet in UDP packets, as a machine's network device."""
+    ports = WIRES + 2 * number, WIRES + 2 * number + 1
+    where = f"src=127.0.0.1,dst=127.0.0.1,srcport={ports[end]},dstport={ports[1 - end]}"
+    return f"vec{device}:transport=l2tpv3,udp=1,rx_session=1,tx_session=1,{where}"
+
+
+def machine(folder: Path, role: str, *words: str) -> None:
+    """Boot one and wait until it is up. Its root is this one, and it is told what to do in ``calls``."""
+    init, log, calls = folder / f"{role}.init", folder / f"{role}.log", folder / "calls" / role
     guest = Path(__file__).with_name("guest.py")
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    init.write_text(f"#!/bin/sh\nexport PATH={path}\nexec {sys.executable} -P {guest} {folder}\n")
+    init.write_text(f"#!/bin/sh\nexport PATH={path}\nexec {sys.executable} -P {guest} {folder} {role}\n")
     init.chmod(0o755)
-    (folder / "calls").mkdir()
-    machine = ["mem=1G", f"ubd0={disk}", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}"]
+    calls.mkdir(parents=True)
+    own = ["rootfstype=hostfs", "rootflags=/", "rw", f"init={init}", f"uml_dir={folder}/", f"umid={role}"]
     subprocess.Popen(
-        ["linux.uml", *machine, "con=null", "con0=null,fd:1", f"uml_dir={folder}/", "umid=machine", "quiet"],
+        ["linux.uml", *words, *own, "con=null", "con0=null,fd:1", "quiet"],
         stdin=subprocess.DEVNULL,
         stdout=log.open("wb"),
         stderr=subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    wait_for("the virtual machine", (folder / "up").exists, log)
+    wait_for(f"the virtual machine {role}", (calls / "up").exists, log)
 
 
 FILESYSTEMS = {"tmpfs": tmpfs, "glusterfs": glusterfs, "sshfs": sshfs, "s3fs": s3fs, "nfs": nfs}
+NETWORKS = {"hosts": hosts}  # whose sides are hosts: nothing runs on both
 
 
 def main(name: str, folder: Path, packages: Path) -> None:
@@ -197,11 +224,11 @@ def main(name: str, folder: Path, packages: Path) -> None:
     if (packages / "usr").is_dir():
         run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={packages / 'usr'}:/usr", "/usr")
     (folder / "store").mkdir()
-    for flavour in FLAVOURS[name]:
+    for flavour in FLAVOURS.get(name, ("plain",)):
         for side in ("a", "b"):
             (folder / flavour / side).mkdir(parents=True)
     os.environ["HOME"] = str(folder)
-    FILESYSTEMS[name](folder)
+    (FILESYSTEMS | NETWORKS)[name](folder)
     print("ready", flush=True)
     sys.stdin.read()
 

@@ -4,7 +4,8 @@ A writer writes a file once, whole, under a temporary name, and syncs it. link()
 one of two writers wins. Hints get theirs by rename. A writer reads the name back to learn whether it won: a
 server that replays a lost reply returns EEXIST to the winner.
 
-Nobody opens a name that should be absent: NFS would hide it for 30 s.
+Nobody opens a name that should be absent: NFS would hide it for 30 s. And nobody lets an NFS server delegate
+a file to it: see ``Delegations``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.volume import permissions
+from lora_fs.sidecar.registry.volume.mounts import Delegations
 
 TRANSIENT = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN})
 REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
@@ -66,6 +68,9 @@ def explained(what: str) -> Iterator[None]:
         raise unavailable(error, what) from error
 
 
+_delegations = Delegations()
+
+
 def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
     """Read a whole regular file afresh; None if there is no such name.
 
@@ -73,16 +78,23 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
         NotRegular: it is no file; the call did not wait for it.
         VolumeUnavailable: any other failure than absence, after three tries on ESTALE.
     """
+    flags, name = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, str(path)
+    direct = _delegations.flag(name)
     for attempt in range(TRIES):
         handle = None
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(path, flags | direct)
             status = os.fstat(handle)
+            if not direct and status.st_dev not in _delegations.free:
+                _delegations.learn(name, status.st_dev)
             if stat.S_ISREG(status.st_mode):
                 return _read_all(handle, status.st_size, limit_bytes)
         except OSError as error:
             if handle is None and error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
+            if direct and error.errno == errno.EINVAL:  # another filesystem is mounted there now
+                _delegations.forget()
+                return read_bytes(path, limit_bytes)
             if error.errno in TRANSIENT and attempt < TRIES - 1:
                 continue
             if handle is not None or error.errno not in (errno.ELOOP, errno.ENXIO):

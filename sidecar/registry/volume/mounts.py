@@ -1,4 +1,4 @@
-"""Finds the filesystem type of a path, and the waits that follow from it.
+"""Finds the filesystem type of a path, and the waits and the way to read that follow from it.
 
 Measured (docs/format.md): local filesystems notify and list at once; network and FUSE
 filesystems deliver no inotify events from other hosts and cache for seconds.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs"})
+DIRECT = getattr(os, "O_DIRECT", 0)  # Linux's
 SLOW_LISTING = ("nfs", "fuse", "cifs", "smb", "9p", "ceph", "lustre")
 
 
@@ -61,3 +62,47 @@ def timing_for(kind: str) -> Timing:
     if kind in LOCAL:
         return Timing(poll_s=0.1, settle_s=2.0, lag_s=0.0)
     return Timing(poll_s=1.0, settle_s=30.0 if kind.startswith(SLOW_LISTING) else 10.0, lag_s=60.0)
+
+
+class Delegations:
+    """How to open files so that no server delegates one to this host.
+
+    Linux's NFS 4 server delegates a file to a host that reads it. Until that host gave the file back, nobody
+    may replace, link or remove it: they wait for 90 s and more if the host is lost. A direct read asks for no
+    delegation (NFS 4.1 and later), and finds what the server has. What is learned of a folder holds below it,
+    so no call is made to know it: the first file of a registry that a process reads is never replaced.
+    """
+
+    def __init__(self) -> None:
+        self.free = set[int]()  # devices that delegate nothing
+        self._folders = set[str]()  # of files that were found on one that does
+
+    def flag(self, path: str) -> int:
+        """Return what ``open`` needs for a file besides; 0 if no folder above it is known to need it."""
+        while self._folders and path:
+            path = path.rpartition("/")[0]
+            if path in self._folders:
+                return DIRECT
+        return 0
+
+    def learn(self, path: str, device: int) -> None:
+        """Learn on which device a file was found that was opened without the flag."""
+        if "nfs4" in _kinds(device):
+            self._folders.add(path.rpartition("/")[0])
+        else:
+            self.free.add(device)
+
+    def forget(self) -> None:
+        """Forget all: another filesystem is mounted somewhere."""
+        self.free.clear()
+        self._folders.clear()
+
+
+def _kinds(device: int) -> set[str]:
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return set()
+    lines = (line.split(" ") for line in mounts.split("\n"))
+    return {one[one.index("-") + 1] for one in lines if len(one) > 6 and one[2] == wanted and "-" in one}
