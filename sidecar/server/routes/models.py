@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject
@@ -24,6 +26,14 @@ from lora_fs.sidecar.server.routes.render_cache import RenderCache
 
 MAX_SIGHTS = 16  # lists kept rendered, each for callers who may read the same namespaces
 _MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
+
+
+class AsItIs(APIRoute):
+    """A route whose endpoint takes the request as it is: all that FastAPI does is to document it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the endpoint."""
+        return self.endpoint
 
 
 def card(served: Served, parent: str) -> JsonObject:
@@ -75,12 +85,6 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         data = b", ".join([*(json.dumps(one).encode() for one in bases), *seen])
         return around([data], {"object": "list"}, "data")
 
-    @routes.get(
-        "/v1/models",
-        summary="List the base model and every adapter",
-        responses={200: {"model": ModelList}},
-        response_class=JSONResponse,
-    )
     async def list_models(request: Request) -> Response:
         nonlocal rendered_from
         sight = await admin.sight(request.headers)
@@ -95,6 +99,16 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
             shown = [base for base, to in zip(bases, kept_to, strict=True) if to is None or to in sight]
             rendered[sight] = render(shown, catalog, sight)
         return Response(rendered[sight], media_type="application/json")
+
+    routes.add_api_route(
+        "/v1/models",
+        list_models,
+        methods=["GET"],
+        summary="List the base model and every adapter",
+        responses={200: {"model": ModelList}},
+        response_class=JSONResponse,
+        route_class_override=AsItIs,
+    )
 
     @routes.get(
         "/v1/models/{model:path}",
