@@ -52,7 +52,7 @@ test-long: env filesystems chromium pythons oci-registry
 # The long tests of what the volume promises: every system call killed and failed, lost power, races,
 # and an hour of fuzzing.
 torture: env filesystems
-	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
 
 # Changes, faults and clients at once on real vLLMs: five minutes of it are part of `make test`.
 chaos: CHAOS_MINUTES ?= 60

@@ -1,7 +1,6 @@
 """What the tests let two hosts do, each with a kernel, a mount and a host name of its own, on one registry.
 
-They tell one another what they did by files on the volume. ``time.time`` is nearly the same on both:
-``clock_ahead`` tells how nearly.
+They tell one another what they did by files on the volume. ``time.time`` is nearly the same on both.
 """
 
 from __future__ import annotations
@@ -48,21 +47,9 @@ def itself(at: Path) -> Host:
     return Host(boot, socket.gethostname(), mount.split()[2])
 
 
-def clock_ahead(folder: Path) -> tuple[float, float]:
-    """Return between which seconds this clock is ahead of the machine's below.
-
-    A file of ``folder`` gets its time from the machine below, whose clock may be 10 ms old.
-    """
-    least, most, at = float("-inf"), float("inf"), folder / f"clock-{socket.gethostname()}"
-    for _ in range(50):
-        before = time.time()
-        with at.open("wb") as file:
-            file.write(b".")
-            file.flush()
-            os.fsync(file.fileno())
-            below = os.stat(at).st_mtime
-        least, most = max(least, before - below - 0.01), min(most, time.time() - below)
-    return least, most
+def now() -> float:
+    """Return the time by this host's clock."""
+    return time.time()
 
 
 def sign(signs: Path, name: str) -> None:
@@ -151,11 +138,6 @@ def ask_in_vain(at: Path, lease_s: float, seconds: float) -> None:
     while time.monotonic() < until:
         with lease(at, wait_s=0.1) as had:
             assert not had, "taken from a holder that lives"
-
-
-def now() -> float:
-    """Return the time by this host's clock."""
-    return time.time()
 
 
 def ask(at: Path, lease_s: float) -> float:

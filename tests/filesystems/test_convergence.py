@@ -52,7 +52,7 @@ def one_round(
     pair: tuple[Path, Path], local: Path, number: int, plan: Plan, appends: int, writers: int, adopting: bool
 ) -> Run:
     """In a registry of its own on both mounts; runs inside the rig."""
-    name = f"converge-{writers}-{number}"
+    name = f"converge-{writers}-{appends}-{number}"
     notes = local / f"{plan.flavour}-{name}"
     notes.mkdir(parents=True)
     here, there = (mount / name / "root" for mount in pair)

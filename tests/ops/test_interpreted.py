@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(1800)  # a suite of its own
 def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
     """All of tests/ops/gpu passes, in a process where Triton interprets.
 

@@ -69,8 +69,10 @@ class Delegations:
 
     Linux's NFS 4 server delegates a file to a host that reads it. Until that host gave the file back, nobody
     may replace, link or remove it: they wait for 90 s and more if the host is lost. A direct read asks for no
-    delegation (NFS 4.1 and later), and finds what the server has. What is learned of a folder holds below it,
-    so no call is made to know it: the first file of a registry that a process reads is never replaced.
+    delegation (NFS 4.1 and later), and finds what the server has.
+
+    What is learned of a folder's first file holds below the folder, so no call is made to know it. That file
+    is the marker, which nobody replaces. For a gateway it is a report, which its replica soon replaces.
     """
 
     def __init__(self) -> None:
