@@ -65,6 +65,7 @@ class Changer:
         self.done, self.failed = Counter[str](), Counter[str]()
         self.resting, self.rests = threading.Event(), threading.Event()
         self.doubtful = set[str]()  # names whose last change failed: the volume alone knows
+        self.broken_off = set[str]()  # names of which any change failed or was killed: its copy may stay
 
     def run(self, ended: threading.Event) -> None:
         """Change one name after the other."""
@@ -91,6 +92,7 @@ class Changer:
         else:
             self.failed[what] += 1
             self.doubtful.add(name)
+            self.broken_off.add(name)
 
 
 class Operator(Changer):

@@ -87,7 +87,7 @@ def spend(
     """
     truth = Truth(GRACE_S)
     changers: list[Changer] = [Operator(fleet, truth, NAMES, seed), Dropper(fleet, truth, DROPPED, seed + 1)]
-    faults, seen = Faults(fleet, seed + 2, faults_every_s), Seen()
+    faults, seen = Faults(fleet, seed + 2, faults_every_s, changers[0].broken_off), Seen()
     clients = [
         Client(fleet, truth, faults, (*NAMES, *DROPPED), seen, seed + 10 + number)
         for number in range(CLIENTS)

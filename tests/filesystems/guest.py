@@ -3,7 +3,7 @@
 Usage: guest.py FOLDER ROLE. The machine's root is the host's, by hostfs. ``alone`` exports an ext4
 filesystem and mounts it twice for each flavour of ``serve``, from network namespaces with host names of
 their own. ``server`` exports it to other machines, ``a`` and ``b``, which mount it once each. Then a machine
-does what it is told: a call is a file in ``FOLDER/calls/ROLE``, and so is its answer. Nothing of the host is
+answers calls: a call is a file in ``FOLDER/calls/ROLE``, and so is its answer. Nothing of the host is
 entered by a namespace here, so functions and their arguments are pickled: module and name.
 """
 

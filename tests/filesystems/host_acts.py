@@ -117,7 +117,7 @@ def see(root: Path, keys: Iterable[str]) -> tuple[dict[str, int], str]:
 
 
 def hold(at: Path, lease_s: float) -> None:
-    """Take a lease, in a process that stays until its host ends; return once it is had."""
+    """Acquire a lease, in a process that stays until its host ends; return once it holds it."""
     leases.LEASE_S = leases.ABANDONED_S = lease_s  # of this process and its child alone
     at.parent.mkdir()
     told, tells = os.pipe()
@@ -131,7 +131,7 @@ def hold(at: Path, lease_s: float) -> None:
 
 
 def ask_in_vain(at: Path, lease_s: float, seconds: float) -> None:
-    """Ask for a lease for so long. It must not be had."""
+    """Try for so long to acquire a lease, which another host holds."""
     leases.LEASE_S = leases.ABANDONED_S = lease_s  # of this process alone
     wait_for(f"the folder of {at}", lambda: at.parent.name in os.listdir(at.parent.parent), at)
     until = time.monotonic() + seconds
@@ -141,7 +141,7 @@ def ask_in_vain(at: Path, lease_s: float, seconds: float) -> None:
 
 
 def ask(at: Path, lease_s: float) -> float:
-    """Ask for a lease until it is had; return when, by the clock."""
+    """Try to acquire a lease until it succeeds; return when, by the clock."""
     leases.LEASE_S = leases.ABANDONED_S = lease_s  # of this process alone
     while True:
         with lease(at, wait_s=0.1) as had:

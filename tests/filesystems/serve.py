@@ -195,7 +195,7 @@ def wire(device: int, number: int, end: int) -> str:
 
 
 def machine(folder: Path, role: str, *words: str) -> None:
-    """Boot one and wait until it is up. Its root is this one, and it is told what to do in ``calls``."""
+    """Boot one and wait until it is up. Its root is this one, and it takes its calls from ``calls``."""
     init, log, calls = folder / f"{role}.init", folder / f"{role}.log", folder / "calls" / role
     guest = Path(__file__).with_name("guest.py")
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"

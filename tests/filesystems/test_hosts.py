@@ -112,7 +112,7 @@ def test_concurrent_registrations_from_both_hosts(hosts: Mounted) -> None:
 
 
 def test_a_lost_host_holds_up_nobody(mortal: Mounted) -> None:
-    """A host loses its power. What it read can be replaced, and the lease that it held can be had.
+    """A host loses its power. Others replace what it read, and acquire the lease that it held.
 
     A server that had delegated what it read would make others wait for 90 s.
     """
@@ -127,7 +127,7 @@ def test_a_lost_host_holds_up_nobody(mortal: Mounted) -> None:
     lose(mortal, A)
     lease_s = mortal.run_on(B, host_acts.ask, asked, LEASE_S) - before
     took = mortal.run_on(B, host_acts.change_alone, there, mortal.folder / "changed")
-    print(f"beside a lost host: its lease of {LEASE_S:.0f} s is had after {lease_s:.2f} s")
+    print(f"beside a lost host: its lease of {LEASE_S:.0f} s acquired after {lease_s:.2f} s")
     print("reported, registered, moved, withdrawn, s:", *(f"{one:.2f}" for one in took))
     assert lease_s <= LEASE_S + ATTRIBUTES_S + TAKEN_WITHIN_S
     assert max(took) < PROMPT_S

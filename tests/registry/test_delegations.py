@@ -1,4 +1,4 @@
-"""An NFS 4 server is asked to delegate no file: who is lost would hold up whoever replaces it."""
+"""No NFS 4 server is asked to delegate a file: a lost host would hold up the next writer."""
 
 from __future__ import annotations
 
@@ -92,3 +92,17 @@ def test_another_filesystem_takes_the_place(
     read_all(root)
     assert refused == [call]
     assert [name for name, direct in opened if not direct] == 2 * ["lora-fs.json", "HEAD", "a.@00000001.json"]
+
+
+def test_who_cannot_tell_learns_nothing(
+    root: Path, opened: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mounts could not be read once: they are read again at the next file."""
+    mounted_as("nfs4", root, monkeypatch)
+    at = mounts.MOUNTS
+    monkeypatch.setattr(mounts, "MOUNTS", root / "nowhere")
+    read_all(root)
+    monkeypatch.setattr(mounts, "MOUNTS", at)
+    read_all(root)
+    read_all(root)
+    assert [direct for _, direct in opened] == [False] * 4 + [True] * 5

@@ -88,8 +88,12 @@ class Delegations:
         return 0
 
     def learn(self, path: str, device: int) -> None:
-        """Learn on which device a file was found that was opened without the flag."""
-        if "nfs4" in _kinds(device):
+        """Learn on which device a file was found. If the mounts cannot be read, learn nothing."""
+        try:
+            kinds = _kinds(device)
+        except OSError:
+            return
+        if "nfs4" in kinds:
             self._folders.add(path.rpartition("/")[0])
         else:
             self.free.add(device)
@@ -102,9 +106,6 @@ class Delegations:
 
 def _kinds(device: int) -> set[str]:
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return set()
+    mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     lines = (line.split(" ") for line in mounts.split("\n"))
     return {one[one.index("-") + 1] for one in lines if len(one) > 6 and one[2] == wanted and "-" in one}
