@@ -17,10 +17,10 @@ BEAT_S = 0.02
 class Heartbeat:
     """Beats in a thread of this process, from ``start`` to ``stop``, and adds up what was lost.
 
-    Lost is how late a beat came, the time in which a process of the engine's was stopped, and the time in
-    which its threads could run and no core was free: the longest of each process's, since its processes wait
-    for one another. An engine that stands still for a reason of its own, as one that reads a slow volume,
-    loses nothing.
+    Lost is how late a beat came, the time in which a process of the engine's was stopped, and what its
+    threads waited for a core. The threads' waits are added up, since threads wait for one another, and may be
+    more in sum than the time that passed. An engine that stands still for a reason of its own, as one that
+    reads a slow volume, loses nothing.
     """
 
     def __init__(self, engine: Process | None) -> None:
@@ -49,25 +49,27 @@ class Heartbeat:
         """
         with self._guard:
             if looks:
-                self._lost_s += self._newly_queued_s()
+                self._count()
             return self._lost_s + max(0.0, time.monotonic() - self._last - BEAT_S)
 
     def _run(self) -> None:
         while not self._stopping.wait(BEAT_S):
-            stopped = any(map(_is_stopped, self._watched))
             with self._guard:
-                now = time.monotonic()
-                passed_s, self._last = now - self._last, now
-                self._lost_s += passed_s if stopped else max(0.0, passed_s - BEAT_S)
-                self._lost_s += self._newly_queued_s()
+                self._count()
+
+    def _count(self) -> None:
+        """Add what was lost since the last time."""
+        stopped, queued_s = any(map(_is_stopped, self._watched)), self._newly_queued_s()
+        now = time.monotonic()
+        passed_s, self._last = now - self._last, now
+        self._lost_s += passed_s if stopped else max(0.0, passed_s - BEAT_S) + queued_s
 
     def _newly_queued_s(self) -> float:
         """What the engine's threads waited for a core, since it was asked last."""
         found_s = 0.0
         for pid, before in self._queued.items():
             self._queued[pid] = now = _queued_s(pid)
-            waited = (waited_s - before.get(thread, 0.0) for thread, waited_s in now.items())
-            found_s += max(waited, default=0.0)
+            found_s += sum(waited_s - before.get(thread, 0.0) for thread, waited_s in now.items())
         return found_s
 
 

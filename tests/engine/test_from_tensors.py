@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
+from tests.engine.rounding import near
 from tests.engine.scripts import run_script
-
-NEAR = 2e-5
 
 
 def test_each_steps_answers_are_pefts(farm: EngineFarm, model_dir: Path) -> None:
@@ -17,9 +16,9 @@ def test_each_steps_answers_are_pefts(farm: EngineFarm, model_dir: Path) -> None
     seen = run_script(farm, "in-process", "in_process.py", model_dir, env=PLUGIN_ENV)
     earlier = None
     for step in seen["steps"]:
-        assert step["vllm"] == pytest.approx(step["peft"], rel=1e-6, abs=NEAR)
+        assert step["vllm"] == near(step["peft"])
         if earlier is not None:
-            assert step["earlier"] == pytest.approx(earlier, rel=1e-6, abs=NEAR)
+            assert step["earlier"] == near(earlier)
             assert step["vllm"] != pytest.approx(earlier, abs=0.01)
         assert step["vllm"] != pytest.approx(seen["base"], abs=0.01)
         earlier = step["peft"]

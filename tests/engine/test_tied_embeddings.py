@@ -13,9 +13,9 @@ from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from tests.engine.client import owned
 from tests.engine.plugin import plugin_engine
+from tests.engine.rounding import near
 
 TOKENS = [1, 300, 310, 320, 330, 340, 350]
-NEAR = 2e-5
 NAMES = ("embedding", "head")
 
 
@@ -64,12 +64,10 @@ def test_an_adapter_of_tied_embeddings(
     with owned(farm.start("stock-tied", tied / MODEL_NAME)) as client:
         for name in NAMES:
             assert client.load(name, tied / "adapters" / name).status == 200
-            assert client.prompt_logprobs(name, TOKENS) == pytest.approx(peft[name], rel=1e-6, abs=NEAR)
+            assert client.prompt_logprobs(name, TOKENS) == near(peft[name])
         base = client.prompt_logprobs(MODEL_NAME, TOKENS)
     with plugin_engine("tied", farm, tied / MODEL_NAME, tmp_path) as plugin:
         for name in NAMES:
             plugin.load(name, tied / "adapters" / name)
-            assert plugin.client.prompt_logprobs(name, TOKENS) == pytest.approx(
-                peft[name], rel=1e-6, abs=NEAR
-            )
+            assert plugin.client.prompt_logprobs(name, TOKENS) == near(peft[name])
             assert base != pytest.approx(peft[name], abs=0.01)
