@@ -28,7 +28,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.backup import archive
-from lora_fs.sidecar.registry.format.layout import Listing, generation_name
+from lora_fs.sidecar.registry.format.layout import Layout, Listing, generation_name
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store import head, marker
 from lora_fs.sidecar.registry.store.head import Head
@@ -120,11 +120,11 @@ def read_head(data: bytes) -> None:
     """HEAD: whatever it holds, it is replaced by the next writer."""
     for version in (resealed(data), data):
         if version is not None:
-            folder = _in_a_root(version)
-            (folder / ".leases").mkdir(exist_ok=True)
-            assert head.read_head(folder) == version[:4096]
-            head.advance_head(folder, 1)
-            decode(Head, head.read_head(folder) or b"")
+            layout = Layout(_in_a_root(version))
+            layout.leases.mkdir(exist_ok=True)
+            assert head.read_head(layout) == version[:4096]
+            head.advance_head(layout, 1)
+            decode(Head, head.read_head(layout) or b"")
 
 
 def read_lease(data: bytes) -> None:

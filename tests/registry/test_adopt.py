@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -400,6 +401,37 @@ def test_a_withdrawal_that_fails_is_tried_again(site: Site, monkeypatch: pytest.
         assert not site.adopter.waiting()
     site.step(1)
     assert site.step(1) == {}
+
+
+def test_an_unforeseen_failure_of_a_withdrawal_is_tried_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher goes on after it, and nothing in the scope has to change first."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.folder)
+    site.step(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "unregister", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            site.step(1)
+    assert site.step(1) == {}
+
+
+def test_records_of_commands_are_gone_through_once(
+    site: Site, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked through again when something changes in their scope."""
+    looked = Mock(wraps=adopt._may_be_a_drop)
+    monkeypatch.setattr(adopt, "_may_be_a_drop", looked)
+    for name in ("a1", "a2", "a3"):
+        put(site.registry, site.scope, make_adapter(), name=name)
+    site.step(1)
+    assert looked.call_count == 3
+    site.step(adopt.FULL_LOOK_S)
+    assert looked.call_count == 3
+    write_adapter(site.folder)
+    assert site.settle() == {"a1": "v1", "a2": "v1", "a3": "v1", "dropped": "v1"}
 
 
 def test_the_base_model_s_name_is_refused(site: Site) -> None:

@@ -578,11 +578,11 @@ def test_a_reader_that_slept_since_before_head_was_made_anew(
     put(registry, scope, make_adapter(), link=True)
     for number in range(20):
         amend.amend(registry, scope, "a1", [amend.with_labels({"n": str(number)})], writer="test")
-    slept, seen = look(registry, scope), parse_head(read_head(registry.layout.root))
+    slept, seen = look(registry, scope), parse_head(read_head(registry.layout))
     registry.layout.head.unlink()
     release.unregister(registry, scope, "a1", writer="test")
     compact_whole(registry, scope)
-    head = parse_head(read_head(registry.layout.root))
+    head = parse_head(read_head(registry.layout))
     assert head is not None
     assert seen is not None
     assert 0 < head.gc_floor < seen.seq
@@ -623,12 +623,12 @@ def test_the_floor_survives_other_writers(
     put(registry, scope, make_adapter(), link=True)
     release.unregister(registry, scope, "a1", writer="test")
     compact_whole(registry, scope)
-    told = parse_head(read_head(registry.layout.root))
+    told = parse_head(read_head(registry.layout))
     assert told is not None
     assert told.gc_floor > 0
     assert told.first == 3
     put(registry, scope, make_adapter(seed=1), name="b1")
-    after = parse_head(read_head(registry.layout.root))
+    after = parse_head(read_head(registry.layout))
     assert after is not None
     assert (after.gc_floor, after.first) == (told.gc_floor, told.first)
 
@@ -649,7 +649,7 @@ def test_a_writer_that_replaces_head_beside_gc_loses_no_floor(
 
     monkeypatch.setattr(Path, "unlink", beside)
     assert compact(registry, scope)
-    head = parse_head(read_head(registry.layout.root))
+    head = parse_head(read_head(registry.layout))
     assert head is not None
     assert head.gc_floor > 0 < head.first - 1
 
@@ -661,7 +661,7 @@ def test_a_torn_read_of_head_loses_no_floor(
     put(registry, scope, make_adapter(), link=True)
     release.unregister(registry, scope, "a1", writer="test")
     compact_whole(registry, scope)
-    before = parse_head(read_head(registry.layout.root))
+    before = parse_head(read_head(registry.layout))
     real, reads = atomic.read_bytes, itertools.count(1)
 
     def read(path: Path, *args: Any, **kwargs: Any) -> bytes | None:
@@ -673,7 +673,7 @@ def test_a_torn_read_of_head_loses_no_floor(
     monkeypatch.setattr(atomic, "read_bytes", read)
     put(registry, scope, make_adapter(seed=1), name="b1")
     monkeypatch.undo()
-    after = parse_head(read_head(registry.layout.root))
+    after = parse_head(read_head(registry.layout))
     assert before is not None
     assert after is not None
     assert (after.gc_floor, after.first) == (before.gc_floor, before.first)

@@ -44,7 +44,7 @@ def view(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Registr
 
 
 def head_of(registry: Registry) -> Head:
-    head = parse_head(read_head(registry.layout.root))
+    head = parse_head(read_head(registry.layout))
     assert head is not None
     return head
 
@@ -63,11 +63,11 @@ def test_a_head_that_stays_stale_is_read_by_a_link(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS opens the file that another mount replaced: no read of that name succeeds. No link is left."""
-    advance_head(registry.layout.root, 1)
+    advance_head(registry.layout, 1)
     known = head_of(registry)
     with monkeypatch.context() as patch:
         fail(patch, "read", errno.ESTALE, times=1 << 30, when=is_head)
-        assert heads.current_head(registry.layout.root) == known
+        assert heads.current_head(registry.layout) == known
     assert not [*registry.layout.leases.iterdir()]
 
 
@@ -75,7 +75,7 @@ def test_a_head_that_stays_stale_for_a_second_is_waited_for(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a link is no help: longer than a client keeps a name, then it is told."""
-    advance_head(registry.layout.root, 1)
+    advance_head(registry.layout, 1)
     known, now = head_of(registry), [0.0]
 
     def sleep(pause_s: float) -> None:
@@ -85,10 +85,10 @@ def test_a_head_that_stays_stale_for_a_second_is_waited_for(
     fail(monkeypatch, "link", errno.EPERM, times=1 << 30)
     with monkeypatch.context() as patch:
         fail(patch, "read", errno.ESTALE, times=1 << 30, when=lambda *_: now[0] < 1.0)
-        assert heads.current_head(registry.layout.root) == known
+        assert heads.current_head(registry.layout) == known
     fail(monkeypatch, "read", errno.ESTALE, times=1 << 30)
     with pytest.raises(VolumeUnavailable, match="Stale"):
-        heads.current_head(registry.layout.root)
+        heads.current_head(registry.layout)
 
 
 def test_what_is_told_is_read_and_nothing_is_listed(
@@ -206,7 +206,7 @@ def test_a_change_that_another_writer_replaced_is_told_again(
     other = Registry(registry.layout.root)
     view = RegistryView(Registry(registry.layout.root), (scope,))
     view.refresh()
-    seen = read_head(registry.layout.root)
+    seen = read_head(registry.layout)
     put(registry, scope, make_adapter("b", seed=1), name="b1")
     with monkeypatch.context() as patch:
         patch.setattr(heads, "read_head", lambda _: seen)
@@ -226,11 +226,11 @@ def test_a_change_that_another_writer_replaced_is_told_again(
 def test_what_is_not_told_any_more_was_not_lost(registry: Registry, tmp_path: Path) -> None:
     """After many other writes one's own has left HEAD: that is no reason to tell it again."""
     clock = Clock()
-    announcer = Announcer(registry.layout.root, clock)
+    announcer = Announcer(registry.layout, clock)
     announcer.note(registry.layout.root / "default/tiny/v1/a1.@00000001.json")
     announcer.announce(1)
     for number in range(200):
-        advance_head(registry.layout.root, 1, (f"default/tiny/v1/b{number}.@00000001.json",))
+        advance_head(registry.layout, 1, (f"default/tiny/v1/b{number}.@00000001.json",))
     clock.now += 1
     before = head_of(registry)
     announcer.check()
@@ -239,15 +239,15 @@ def test_what_is_not_told_any_more_was_not_lost(registry: Registry, tmp_path: Pa
 
 def test_head_stays_small(registry: Registry) -> None:
     """However long the names are and however many were written: old changes leave, else it says look."""
-    root, long = registry.layout.root, "n" * 128
+    layout, long = registry.layout, "n" * 128
     for number in range(60):
-        advance_head(root, 1, (f"{long}/{long}/{long}/{long}.@{number + 1:08d}.json",) * 2)
-        data = read_head(root)
+        advance_head(layout, 1, (f"{long}/{long}/{long}/{long}.@{number + 1:08d}.json",) * 2)
+        data = read_head(layout)
         assert data is not None
         assert len(data) <= READ_BYTES
         assert head_of(registry).seq == number + 1
     assert head_of(registry).told()
-    advance_head(root, 1, (f"{long}/{long}/{long}/{long}.@00000001.json",) * 30)
+    advance_head(layout, 1, (f"{long}/{long}/{long}/{long}.@00000001.json",) * 30)
     assert not head_of(registry).told()
 
 
@@ -256,12 +256,12 @@ def test_a_head_that_cannot_be_read_keeps_what_only_it_says(
 ) -> None:
     """An EIO is no absent HEAD: it is not made anew, and no freed number is given to a new adapter."""
     put(registry, scope, make_adapter())
-    raise_floor(registry.layout.root, 1, seq=2, first=7)
+    raise_floor(registry.layout, 1, seq=2, first=7)
     before = head_of(registry)
     with monkeypatch.context() as patch:
         fail(patch, "open", errno.EIO, times=1 << 30, when=lambda path, *_, **__: Path(path).name == "HEAD")
         with pytest.raises(VolumeUnavailable):
-            advance_head(registry.layout.root, 1)
+            advance_head(registry.layout, 1)
         with pytest.raises(VolumeUnavailable):
             put(registry, scope, make_adapter("b", seed=1), name="b1")
     assert head_of(registry) == before

@@ -68,7 +68,7 @@ def test_a_damaged_marker_is_told_from_none(
 def test_a_lost_marker_is_not_replaced(fs: FakeFilesystem) -> None:
     """Once records were written a missing marker is RegistryLost; a new registry is made on demand only."""
     marker.create(VOLUME)
-    head.advance_head(VOLUME, 1)
+    head.advance_head(Layout(VOLUME), 1)
     Layout(VOLUME).marker.unlink()
     with pytest.raises(RegistryLost, match="backup"):
         marker.create(VOLUME)
@@ -103,7 +103,7 @@ def test_another_registry_is_neither_read_nor_written(
     view = RegistryView(registry, (scope,))
     view.refresh()
     change_marker(registry.layout.root, registry_uuid="another")
-    head.advance_head(registry.layout.root, 1)
+    head.advance_head(registry.layout, 1)
     with pytest.raises(RegistryLost, match=r"another volume.* if this one is meant, restart this process$"):
         view.refresh()
     with pytest.raises(RegistryLost, match="another volume"):
@@ -223,11 +223,11 @@ def test_a_marker_keeps_what_it_does_not_know(fs: FakeFilesystem) -> None:
 def test_two_writers_of_one_head_differ(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both read the same HEAD: a reader that saw the first one's still sees that there is a second."""
     marker.create(VOLUME)
-    before = head.read_head(VOLUME)
+    before = head.read_head(Layout(VOLUME))
     seen = set()
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(head, "read_head", lambda _: before)
-            head.advance_head(VOLUME, 1)
-        seen.add(head.read_head(VOLUME))
+            head.advance_head(Layout(VOLUME), 1)
+        seen.add(head.read_head(Layout(VOLUME)))
     assert len(seen | {before}) == 3

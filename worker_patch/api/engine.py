@@ -204,10 +204,15 @@ class InProcess:
             for adapter, one in worker["resident"].items()
             if self._user in one["users"]
         }
-        for adapter in kept:
-            if adapter not in self._loading.keys() | self._in_flight.keys() and not self._wanted(adapter):
+        for adapter in kept - self._known():
+            if adapter not in self._known():  # nor since the last call
                 with suppress(EngineUnavailable):
                     await self._call("drop", id=adapter)
+
+    def _known(self) -> set[int]:
+        """The adapters that somebody here wants or uses."""
+        wanted = {request.lora_int_id for request in self.requests.values()}
+        return wanted.union(self._loading, self._in_flight)
 
     async def unload(self, name: str) -> None:
         request = self.requests.pop(name, None)

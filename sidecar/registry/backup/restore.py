@@ -67,7 +67,7 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
             make_folder(layout.evaluation(key).parent)
             atomic.replace(layout.evaluation(key), data, sync=True)
         write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names)
-        advance_head(path, epoch)
+        advance_head(layout, epoch)
     finally:
         names.sweep(wait=True)
     return [

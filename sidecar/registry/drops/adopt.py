@@ -18,6 +18,7 @@ from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
+from lora_fs.sidecar.registry.drops.seen import Seen
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import ingest, release
@@ -77,7 +78,7 @@ class Adopter:
         self._clock = clock
         self._candidates = Candidates[AdapterKey]()
         self._withdrawals = Withdrawals(registry, writer)
-        self._known: Mapping[Scope, ScopeListing] = {}
+        self._seen: dict[Scope, Seen] = {}
         self._full_look_at, self.adopting_s = 0.0, 0.0
         self._frozen = False
 
@@ -108,37 +109,28 @@ class Adopter:
         self._frozen, self.adopting_s = desired.frozen is not None, 0.0
         if self._frozen:
             self._withdrawals.forget()
+            self._seen.clear()
             return False
         now = self._clock()
         full = everywhere and (not self._candidates or now - self._full_look_at >= FULL_LOOK_S)
         if full:
             self._full_look_at = now
         listed = {
-            scope: listing
+            scope: Seen.of(scope, desired, self._seen.get(scope))
             for scope, listing in desired.listings.items()
-            if everywhere or listing is not self._known.get(scope)
+            if everywhere or scope not in self._seen or listing is not self._seen[scope].listing
         }
-        folders = {
-            (scope, revision): frozenset(entries.folders)
-            for scope, listing in listed.items()
-            for revision, entries in listing.revisions.items()
-        }
-        for key in list(self._candidates):
-            if key.scope in listed and key.name not in folders.get((key.scope, key.revision), ()):
-                del self._candidates[key]
+        self._forget_what_went(listed)
         settling, changed = list(self._candidates), False
-        for scope, revision in folders:
-            names = folders[scope, revision]
-            if not full:
-                names -= self._known_folders(scope, revision)
-            for name in names:
-                key = AdapterKey(*scope, revision, name)
+        for scope, seen in listed.items():
+            for key in seen.all(scope, _may_be_a_drop) if full else seen.new(scope, self._seen.get(scope)):
                 if key not in self._candidates:
                     changed |= self._consider(key, desired)
         for key in dict.fromkeys([*settling, *dropped]):
             changed |= self._consider(key, desired)
-        self._known = desired.listings
-        return self._withdrawals.step(desired, listed, folders) or changed
+        changed |= self._withdrawals.step(listed, self._seen)
+        self._seen |= listed
+        return changed
 
     def adopt(self, key: AdapterKey) -> str | None:
         """Adopt one folder that has no record, now. Returns None, or why not."""
@@ -146,10 +138,13 @@ class Adopter:
             return None
         return self.refusals().get(key, "it could not be adopted now: a sidecar may be at it")
 
-    def _known_folders(self, scope: Scope, revision: str) -> frozenset[str]:
-        listing = self._known.get(scope)
-        entries = listing.revisions.get(revision) if listing is not None else None
-        return frozenset(entries.folders) if entries is not None else frozenset()
+    def _forget_what_went(self, listed: Mapping[Scope, Seen]) -> None:
+        """Drop the candidates whose folders are not there any more."""
+        homes = {(key.scope, key.revision) for key in self._candidates if key.scope in listed}
+        folders = {(scope, revision): listed[scope].folders(revision) for scope, revision in homes}
+        for key in list(self._candidates):
+            if key.scope in listed and key.name not in folders[key.scope, key.revision]:
+                del self._candidates[key]
 
     def _consider(self, key: AdapterKey, desired: Desired) -> bool:
         record = desired.records.get(key)

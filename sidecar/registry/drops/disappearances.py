@@ -9,16 +9,13 @@ from typing import Any
 from lora_fs.sidecar.errors import LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry.format.layout import Listing
+from lora_fs.sidecar.registry.drops.seen import NO_NAMES, Seen
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
-from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.view.snapshot import Desired
 
 logger = logging.getLogger(__name__)
 
 _EMPTY: frozenset[str] = frozenset()
-_NO_NAMES = Listing()
 
 
 class Withdrawals:
@@ -37,32 +34,23 @@ class Withdrawals:
         """Start over: no folder is missing."""
         self._gone_once.clear()
 
-    def step(
-        self,
-        desired: Desired,
-        listed: Mapping[Scope, ScopeListing],
-        folders: Mapping[tuple[Scope, str], frozenset[str]],
-    ) -> bool:
+    def step(self, listed: Mapping[Scope, Seen], before: Mapping[Scope, Seen]) -> bool:
         """Withdraw the folders that are missing for the second time; True if there was one.
 
         Args:
-            listed: the scopes looked at now. folders: the names of the folders in each of their revisions.
+            listed: the scopes looked at now. before: all of them, as of their last look.
         """
-        gone = {
-            key
-            for scope, listing in listed.items()
-            for key, record in desired.records_of(scope).items()
-            if record.present
-            and record.origin == "folder"
-            and key.name not in folders.get((key.scope, key.revision), _EMPTY)
-            and key.name in listing.revisions.get(key.revision, _NO_NAMES).records
-        }
-        gone |= {key for key in self._gone_once | self._failed if key.scope not in listed}
+        missed = self._gone_once | self._failed
+        doubtful = {key.scope for key in missed}
+        gone = {key for key in missed if key.scope not in listed}
+        for scope, seen in listed.items():
+            if seen is not before.get(scope) or scope in doubtful:
+                gone |= _missing(seen)
         twice = gone & self._gone_once
-        self._gone_once = gone - twice
         self._failed &= gone
         for key in twice:
             self._withdraw(key)
+        self._gone_once = gone - twice
         return bool(twice)
 
     def _withdraw(self, key: AdapterKey) -> None:
@@ -87,6 +75,19 @@ class Withdrawals:
             self._failed.add(key)
             failed = told("withdrawal.failed", key)
             logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error, extra=failed)
+
+
+def _missing(seen: Seen) -> set[AdapterKey]:
+    """The records that a folder's drop wrote, and whose folder is not listed."""
+    folders = {revision: seen.folders(revision) for revision in seen.listing.revisions}
+    return {
+        key
+        for key, record in (seen.records or {}).items()
+        if record.present
+        and record.origin == "folder"
+        and key.name not in folders.get(key.revision, _EMPTY)
+        and key.name in seen.listing.revisions.get(key.revision, NO_NAMES).records
+    }
 
 
 def told(name: str, key: object) -> dict[str, Any]:

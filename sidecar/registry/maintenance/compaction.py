@@ -91,7 +91,7 @@ def find(
     Raises:
         VolumeUnavailable: the volume does not list or read something.
     """
-    head = current_head(registry.layout.root)
+    head = current_head(registry.layout)
     listing, sync = registry.scan(scope), cache(atomic.sync_names)
     found: list[Garbage] = []
     for revision, entries in listing.revisions.items():
@@ -104,7 +104,7 @@ def find(
         withdrawn = list(_withdrawn(registry, scope, listing, in_use, older_than_s))
         first = 1 + max((one.body.generation for one in withdrawn), default=0)
         floor = head.seq if head is not None else 0
-        tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
+        tell = partial(raise_floor, registry.layout, registry.marker.epoch, floor, first)
         for one in withdrawn:
             why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
             found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), partial(_forget, one, tell)))

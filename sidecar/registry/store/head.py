@@ -101,13 +101,13 @@ class Head(BaseModel):
         return back < len(told) and told[-1 - back].nonce != nonce
 
 
-def read_head(root: Path) -> bytes | None:
+def read_head(layout: Layout) -> bytes | None:
     """HEAD's bytes, for a comparison with the last ones; None if unknown.
 
     If HEAD is unreadable, readers scan the tree: a hint stops nobody.
     """
     try:
-        return atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES)
+        return atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
     except VolumeUnavailable:
         return None
 
@@ -120,7 +120,7 @@ def parse_head(data: bytes | None) -> Head | None:
         return None
 
 
-def current_head(root: Path) -> Head | None:
+def current_head(layout: Layout) -> Head | None:
     """HEAD; None if it is not there or damaged, rather than torn.
 
     Where a rename takes two steps (sshfs), a read is sometimes torn. A HEAD made anew for
@@ -130,14 +130,15 @@ def current_head(root: Path) -> Head | None:
         VolumeUnavailable: it cannot be read.
     """
     for pause_s in TORN_S:
-        time.sleep(pause_s)
-        head = parse_head(read_head(root))
+        if pause_s:  # a sleep of 0 lets another thread of the process go first
+            time.sleep(pause_s)
+        head = parse_head(read_head(layout))
         if head is not None:
             return head
     for pause_s in STALE_S:
         time.sleep(pause_s)
         try:
-            return parse_head(_read_newest(root))
+            return parse_head(_read_newest(layout))
         except atomic.NotRegular:
             return None
         except VolumeUnavailable as error:
@@ -146,13 +147,12 @@ def current_head(root: Path) -> Head | None:
     raise AssertionError("unreachable")
 
 
-def _read_newest(root: Path) -> bytes | None:
+def _read_newest(layout: Layout) -> bytes | None:
     """HEAD as the server has it. Raises VolumeUnavailable.
 
     NFS and GlusterFS may open the file that another client has replaced, and fail to read it, for seconds.
     A link to it reaches the server, and what has a name of its own is not gone when it is read.
     """
-    layout = Layout(root)
     try:
         return atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
     except VolumeUnavailable as error:
@@ -170,23 +170,23 @@ def _read_newest(root: Path) -> bytes | None:
                 probe.unlink(missing_ok=True)  # gc removes what is left
 
 
-def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:
+def raise_floor(layout: Layout, epoch: int, seq: int, first: int) -> None:
     """Let HEAD tell that tombstones written by ``seq``, of generations below ``first``, may be gone.
 
     Raises:
         TemporaryError: it does not tell.
     """
     for _ in range(RAISES):
-        head = current_head(root) or Head()
+        head = current_head(layout) or Head()
         if head.gc_floor >= seq and head.first >= first:
             return
         floor = {"gc_floor": max(seq, head.gc_floor), "first": max(first, head.first)}
-        advance_head(root, epoch, floor=floor)
-    raise VolumeUnavailable(f"{Layout(root).head} is replaced by others time and again: try again")
+        advance_head(layout, epoch, floor=floor)
+    raise VolumeUnavailable(f"{layout.head} is replaced by others time and again: try again")
 
 
 def advance_head(
-    root: Path, epoch: int, files: tuple[str, ...] = (), floor: Mapping[str, int] | None = None
+    layout: Layout, epoch: int, files: tuple[str, ...] = (), floor: Mapping[str, int] | None = None
 ) -> Head:
     """Replace HEAD so that every reader looks. A damaged or missing one is made anew.
 
@@ -196,7 +196,7 @@ def advance_head(
     Raises:
         VolumeUnavailable: the volume does not read it, or does not replace it.
     """
-    head = current_head(root) or Head(made=secrets.token_hex(8))
+    head = current_head(layout) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)
     fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())
@@ -206,19 +206,18 @@ def advance_head(
         fewer = after.changes[1:] if len(after.changes) > 2 else ()
         after = after.model_copy(update={"changes": fewer})
     try:
-        _put(root, data)
+        _put(layout, data)
     except VolumeUnavailable as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        make_folder(Layout(root).leases, root=root)
-        _put(root, data)
+        make_folder(layout.leases, root=layout.root)
+        _put(layout, data)
     return after
 
 
-def _put(root: Path, data: bytes) -> None:
+def _put(layout: Layout, data: bytes) -> None:
     """Let HEAD hold ``data``, in a root that holds the marker."""
-    layout = Layout(root)
-    with atomic.explained(f"cannot replace {layout.head}"), marked(root) as handle:
+    with atomic.explained(f"cannot replace {layout.head}"), marked(layout.root) as handle:
         atomic.replace(layout.head, data, draft_in=layout.leases, into=handle)
 
 
@@ -233,8 +232,8 @@ class _Written(threading.local):
 class Announcer:
     """Tells readers what this process wrote, and makes sure of it a moment later."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._root, self._clock = root, clock
+    def __init__(self, layout: Layout, clock: Callable[[], float] = time.monotonic) -> None:
+        self._layout, self._clock = layout, clock
         self._written = _Written()
         self._lock = threading.Lock()
         self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as written
@@ -247,7 +246,7 @@ class Announcer:
         """
         files = self._written.files
         self._written.own |= not found
-        name = path.relative_to(self._root).as_posix()
+        name = path.relative_to(self._layout.root).as_posix()
         if len(files) <= MOST_FILES and name not in files:
             files.append(name)
 
@@ -278,7 +277,7 @@ class Announcer:
                 self._unchecked.pop(0)
             if remaining > 0:
                 time.sleep(remaining)
-            now = parse_head(read_head(self._root))
+            now = parse_head(read_head(self._layout))
             if now is not None and now.epoch == written.epoch and now.lacks(written.seq, written.nonce):
                 own = written.told()[-1:]
                 try:
@@ -287,7 +286,7 @@ class Announcer:
                     return
 
     def _advance(self, epoch: int, files: tuple[str, ...], checks: int) -> None:
-        written = advance_head(self._root, epoch, files)
+        written = advance_head(self._layout, epoch, files)
         if checks:
             with self._lock:
                 self._unchecked.append((self._clock() + CHECK_AFTER_S, checks, written))

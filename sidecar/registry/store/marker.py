@@ -167,10 +167,11 @@ def was_written_to(root: Path) -> bool:
     Raises:
         VolumeUnavailable: the volume does not list the folder.
     """
-    if Layout(root).head.name not in (atomic.list_names(root) or ()):
+    layout = Layout(root)
+    if layout.head.name not in (atomic.list_names(root) or ()):
         return False
     with suppress(VolumeUnavailable):
-        head = current_head(root)
+        head = current_head(layout)
         return head is None or head.seq > 0
     return True
 
@@ -218,6 +219,6 @@ def missing(layout: Layout) -> RegistryMissing:
 def _without_marker(layout: Layout) -> str:
     head = None
     with suppress(VolumeUnavailable):
-        head = current_head(layout.root)
+        head = current_head(layout)
     says = "tells of records" if head is not None else "cannot be read"
     return f"{layout.marker} is gone and {layout.head} {says}: restore the marker from a backup"

@@ -65,7 +65,7 @@ class Registry(Reader):
         super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
         self._sync_once = cache(atomic.sync_names)
-        self._announcer = Announcer(self.layout.root)
+        self._announcer = Announcer(self.layout)
         self.accounts = Accounts(self)
 
     def sweep(self) -> None:
@@ -230,7 +230,7 @@ class Registry(Reader):
         Raises:
             VolumeUnavailable: HEAD, which tells it, cannot be read.
         """
-        head = current_head(self.layout.root)
+        head = current_head(self.layout)
         return head.first if head is not None else 1
 
     def _stands(self, series: Series[Body], top: Generation, body: Body) -> bool:

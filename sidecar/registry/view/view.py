@@ -93,7 +93,7 @@ class RegistryView:
         if self._scanned_at is None:
             self._epoch = self._registry.marker.epoch
         self._registry.sweep()
-        head = read_head(self._registry.layout.root)
+        head = read_head(self._registry.layout)
         now = self._clock()
         due = force or self._scanned_at is None or now - self._scanned_at >= self._scan_s
         due |= bool(self._unread) and now >= self._retry_at
@@ -147,6 +147,8 @@ class RegistryView:
         """Read what HEAD announced; None if it takes a listing of the tree."""
         if self._registry.marker.epoch != self._epoch:
             return None
+        if not places:
+            return False
         learning = self._learning()
         for place in places:
             if self._is_problem(place) or not learning.told(place.key, place.generation):

@@ -1,0 +1,64 @@
+"""The scopes as the last step saw them: a step looks through a scope's records again only once it changed.
+
+Ten thousand records that commands wrote are no drops: one look tells, as long as their scope stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry.format.layout import Listing
+from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.view.snapshot import Desired
+
+NO_NAMES = Listing()
+
+
+@dataclass(slots=True)
+class Seen:
+    """A scope at one step.
+
+    Attributes:
+        records: None if it has none.
+        drops: the folders that may be drops; None if nobody asked so far.
+    """
+
+    listing: ScopeListing
+    records: Mapping[AdapterKey, Record] | None
+    drops: list[AdapterKey] | None = None
+
+    def folders(self, revision: str) -> frozenset[str]:
+        """The names of a revision's folders."""
+        return frozenset(self.listing.revisions.get(revision, NO_NAMES).folders)
+
+    @classmethod
+    def of(cls, scope: Scope, desired: Desired, before: Seen | None) -> Seen:
+        """A scope now: the very object ``before`` if it did not change."""
+        listing, records = desired.listings[scope], desired.records.parts.get(scope)
+        same = before is not None and before.listing is listing and before.records is records
+        return before if before is not None and same else cls(listing, records)
+
+    def all(self, scope: Scope, may_be_a_drop: Callable[[Record | None], bool]) -> list[AdapterKey]:
+        """The folders that may be drops, by the record of each."""
+        if self.drops is None:
+            records = self.records or {}
+            keys = (
+                AdapterKey(*scope, revision, name)
+                for revision, entries in self.listing.revisions.items()
+                for name in entries.folders
+            )
+            self.drops = [key for key in keys if may_be_a_drop(records.get(key))]
+        return self.drops
+
+    def new(self, scope: Scope, before: Seen | None) -> list[AdapterKey]:
+        """The folders that the listing ``before`` did not have."""
+        known = before.listing.revisions if before is not None else {}
+        found: list[AdapterKey] = []
+        for revision, entries in self.listing.revisions.items():
+            earlier = known.get(revision, NO_NAMES)
+            if entries is not earlier:
+                names = frozenset(entries.folders).difference(earlier.folders)
+                found += [AdapterKey(*scope, revision, name) for name in names]
+        return found
