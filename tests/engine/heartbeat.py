@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -11,16 +12,16 @@ import psutil
 
 from lora_fs.demo.process import Process
 
-BEAT_S = 0.02
+BEAT_S = 0.05  # each one reads a file for every thread of the engine's
 
 
 class Heartbeat:
     """Beats in a thread of this process, from ``start`` to ``stop``, and adds up what was lost.
 
     Lost is how late a beat came, the time in which a process of the engine's was stopped, and what its
-    threads waited for a core. The threads' waits are added up, since threads wait for one another, and may be
-    more in sum than the time that passed. An engine that stands still for a reason of its own, as one that
-    reads a slow volume, loses nothing.
+    threads and this process's waited for a core. These waits are added up, since threads wait for one
+    another, and may be more in sum than the time that passed. An engine that stands still for a reason of its
+    own, as one that reads a slow volume, loses nothing.
     """
 
     def __init__(self, engine: Process | None) -> None:
@@ -28,7 +29,7 @@ class Heartbeat:
         self._watched = [*leader, *(child for one in leader for child in one.children(recursive=True))]
         self._guard, self._stopping = threading.Lock(), threading.Event()
         self._lost_s, self._last = 0.0, time.monotonic()
-        self._queued = {one.pid: _queued_s(one.pid) for one in self._watched}
+        self._queued = {pid: _queued_s(pid) for pid in (os.getpid(), *(one.pid for one in self._watched))}
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -45,7 +46,7 @@ class Heartbeat:
         """Since it began; what the beat is late for that is due now is part of it.
 
         Args:
-            looks: ask the system once more what the engine's threads waited for since the last beat.
+            looks: ask the system once more what threads waited for since the last beat.
         """
         with self._guard:
             if looks:
@@ -65,7 +66,7 @@ class Heartbeat:
         self._lost_s += passed_s if stopped else max(0.0, passed_s - BEAT_S) + queued_s
 
     def _newly_queued_s(self) -> float:
-        """What the engine's threads waited for a core, since it was asked last."""
+        """What threads waited for a core, since it was asked last."""
         found_s = 0.0
         for pid, before in self._queued.items():
             self._queued[pid] = now = _queued_s(pid)

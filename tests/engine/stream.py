@@ -150,8 +150,8 @@ class Stream:
         if "error" in event:
             raise Broken(str(event["error"]))
         with self._told:
-            now = time.monotonic()
-            lost_s = self._heartbeat.lost_s(looks=now - self._last > GAP_LIMIT_S / 2)
+            lost_s = self._heartbeat.lost_s(looks=time.monotonic() - self._last > GAP_LIMIT_S / 2)
+            now = time.monotonic()  # after it: the heartbeat may have kept this thread waiting
             self.longest_gap_s = max(self.longest_gap_s, now - self._last - (lost_s - self._lost_s))
             self._count, self._last, self._lost_s = self._count + 1, now, lost_s
             self._told.notify_all()
