@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from vllm.config import ParallelConfig
@@ -472,6 +473,20 @@ async def test_a_load_under_way_is_no_stray(site: Site, second: Worker) -> None:
     second.go.set()
     await load
     assert (site.worker.loads, second.loads) == ([7], [7])
+    assert "drop" not in site.calls
+
+
+async def test_a_look_for_strays_grows_with_the_adapters_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with their square: no adapter is looked for among all that are wanted."""
+    api = site.api[0]
+    for number in (1, 2):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+    wanted = Mock(wraps=api._wanted)
+    monkeypatch.setattr(api, "_wanted", wanted)
+    assert (await api.loaded()).adapters.keys() == {"a1", "a2"}
+    wanted.assert_not_called()
     assert "drop" not in site.calls
 
 

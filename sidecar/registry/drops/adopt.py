@@ -123,7 +123,9 @@ class Adopter:
         self._forget_what_went(listed)
         settling, changed = list(self._candidates), False
         for scope, seen in listed.items():
-            for key in seen.all(scope, _may_be_a_drop) if full else seen.new(scope, self._seen.get(scope)):
+            before = self._seen.get(scope)
+            keys = seen.possible_drops(scope, _may_be_a_drop) if full else seen.new_folders(scope, before)
+            for key in keys:
                 if key not in self._candidates:
                     changed |= self._consider(key, desired)
         for key in dict.fromkeys([*settling, *dropped]):

@@ -40,7 +40,9 @@ class Seen:
         same = before is not None and before.listing is listing and before.records is records
         return before if before is not None and same else cls(listing, records)
 
-    def all(self, scope: Scope, may_be_a_drop: Callable[[Record | None], bool]) -> list[AdapterKey]:
+    def possible_drops(
+        self, scope: Scope, may_be_a_drop: Callable[[Record | None], bool]
+    ) -> list[AdapterKey]:
         """The folders that may be drops, by the record of each."""
         if self.drops is None:
             records = self.records or {}
@@ -52,7 +54,7 @@ class Seen:
             self.drops = [key for key in keys if may_be_a_drop(records.get(key))]
         return self.drops
 
-    def new(self, scope: Scope, before: Seen | None) -> list[AdapterKey]:
+    def new_folders(self, scope: Scope, before: Seen | None) -> list[AdapterKey]:
         """The folders that the listing ``before`` did not have."""
         known = before.listing.revisions if before is not None else {}
         found: list[AdapterKey] = []
