@@ -26,7 +26,7 @@ from lora_fs.demo.volume import Volume
 from lora_fs.demo.waiting import wait_until
 
 Adapters = Callable[[int], Path]
-BOOT_S = 240
+BOOT_S = 480  # four processes that each import vLLM: 3 minutes on a slow machine, and more beside others
 
 
 @pytest.fixture(scope="module")
