@@ -117,7 +117,7 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         raise InputError(
             f"{told}: that is no name of a bucket or an organisation: write {scheme}://name/path"
         )
-    if scheme in NO_QUERY and re.search(r":[^:/@]*@", beyond):
+    if scheme in NO_QUERY and (re.search(r":[^:/@]*@", beyond) or (":" in userinfo and "@" in beyond)):
         raise InputError(f"{told}: there is a : before an @, as in a password: leave both out")
     if "@" in beyond + query + fragment and not redirect and (scheme in HOSTS or _PORT.search(place)):
         raise InputError(

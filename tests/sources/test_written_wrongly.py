@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError, LoraFsError
@@ -48,7 +48,9 @@ WRONG = {
     f"s3:/AKIAX:{SPLIT['/']}@bucket/key": "s3:/…bucket/key",
     f"s3://bucket/AKIAX:{SECRET}@key": "s3://…key",
     f"gcs://me:{SECRET}": "gs://…",
-    f"hf://me:{SECRET}@org/repo@v1": "hf://org/repo@v1",
+    f"hf://me:{SECRET}@org/repo": "hf://org/repo",
+    f"hf://me:{SECRET}@org/repo@v1": "hf://…v1",
+    f"hf://me:{PARTS[0]}@e/{PARTS[1]}@org/repo": "hf://…org/repo",
     f"hf://me:{SPLIT['/']}@org/repo": "hf://…org/repo",
     f"hf://org/me:{SECRET}@repo": "hf://…repo",
     f"file://me:{SECRET}@host/a": "file://host/a",
@@ -103,6 +105,7 @@ def test_what_has_no_secret_is_told_whole(text: str) -> None:
     assert redacted(text) == text
 
 
+@example("hf", "@e/", "")
 @given(
     st.sampled_from(["https", "s3", "hf", "file", "oci"]), st.text("me:/?#@ ", max_size=8), st.text("/h@?#")
 )
