@@ -18,10 +18,10 @@ BEAT_S = 0.05  # each one reads a file for every thread of the engine's
 class Heartbeat:
     """Beats in a thread of this process, from ``start`` to ``stop``, and adds up what was lost.
 
-    Lost is how late a beat came, the time in which a process of the engine's was stopped, and what its
-    threads and this process's waited for a core. These waits are added up, since threads wait for one
-    another, and may be more in sum than the time that passed. An engine that stands still for a reason of its
-    own, as one that reads a slow volume, loses nothing.
+    Lost is how late a beat came, the time in which a process of the engine's was stopped, and the time in
+    which its threads, or this process's, could run and no core was free: the longest of each process's, since
+    the processes wait for one another. An engine that stands still for a reason of its own, as one that reads
+    a slow volume, loses nothing.
     """
 
     def __init__(self, engine: Process | None) -> None:
@@ -70,7 +70,8 @@ class Heartbeat:
         found_s = 0.0
         for pid, before in self._queued.items():
             self._queued[pid] = now = _queued_s(pid)
-            found_s += sum(waited_s - before.get(thread, 0.0) for thread, waited_s in now.items())
+            waited = (waited_s - before.get(thread, 0.0) for thread, waited_s in now.items())
+            found_s += max(waited, default=0.0)
         return found_s
 
 
