@@ -15,7 +15,7 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
-from lora_fs.sidecar.registry.drops import adopt, transfer_markers
+from lora_fs.sidecar.registry.drops import adopt, seen, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.drops.candidates import Candidate
 from lora_fs.sidecar.registry.format.ids import natural_order
@@ -422,8 +422,8 @@ def test_records_of_commands_are_gone_through_once(
     site: Site, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are looked through again when something changes in their scope."""
-    looked = Mock(wraps=adopt._may_be_a_drop)
-    monkeypatch.setattr(adopt, "_may_be_a_drop", looked)
+    looked = Mock(wraps=seen.may_be_a_drop)
+    monkeypatch.setattr(seen, "may_be_a_drop", looked)
     for name in ("a1", "a2", "a3"):
         put(site.registry, site.scope, make_adapter(), name=name)
     site.step(1)

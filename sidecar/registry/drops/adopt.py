@@ -18,7 +18,7 @@ from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
-from lora_fs.sidecar.registry.drops.seen import Seen
+from lora_fs.sidecar.registry.drops.seen import Seen, may_be_a_drop
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import ingest, release
@@ -124,8 +124,7 @@ class Adopter:
         settling, changed = list(self._candidates), False
         for scope, seen in listed.items():
             before = self._seen.get(scope)
-            keys = seen.possible_drops(scope, _may_be_a_drop) if full else seen.new_folders(scope, before)
-            for key in keys:
+            for key in seen.possible_drops(scope) if full else seen.new_folders(scope, before):
                 if key not in self._candidates:
                     changed |= self._consider(key, desired)
         for key in dict.fromkeys([*settling, *dropped]):
@@ -150,7 +149,7 @@ class Adopter:
 
     def _consider(self, key: AdapterKey, desired: Desired) -> bool:
         record = desired.records.get(key)
-        if not _may_be_a_drop(record):
+        if not may_be_a_drop(record):
             self._candidates.pop(key, None)
             return False
         folder, now = self._registry.layout.artifact(key), self._clock()
@@ -260,10 +259,3 @@ class Adopter:
         if pointer is None or pointer.revision is None:
             return True
         return natural_order(key.revision) > natural_order(pointer.revision)
-
-
-def _may_be_a_drop(record: Record | None) -> bool:
-    """The digest guards a registered folder, and what a withdrawal left of it."""
-    if record is None:
-        return True
-    return record.origin == "folder" if record.present else record.spec.fingerprint is not None

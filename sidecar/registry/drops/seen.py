@@ -5,7 +5,7 @@ Ten thousand records that commands wrote are no drops: one look tells, as long a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
@@ -40,9 +40,7 @@ class Seen:
         same = before is not None and before.listing is listing and before.records is records
         return before if before is not None and same else cls(listing, records)
 
-    def possible_drops(
-        self, scope: Scope, may_be_a_drop: Callable[[Record | None], bool]
-    ) -> list[AdapterKey]:
+    def possible_drops(self, scope: Scope) -> list[AdapterKey]:
         """The folders that may be drops, by the record of each."""
         if self.drops is None:
             records = self.records or {}
@@ -64,3 +62,10 @@ class Seen:
                 names = frozenset(entries.folders).difference(earlier.folders)
                 found += [AdapterKey(*scope, revision, name) for name in names]
         return found
+
+
+def may_be_a_drop(record: Record | None) -> bool:
+    """The digest guards a registered folder, and what a withdrawal left of it."""
+    if record is None:
+        return True
+    return record.origin == "folder" if record.present else record.spec.fingerprint is not None
