@@ -29,8 +29,10 @@ def arguments(description: str, **defaults: int | float | str | bool) -> argpars
 
 
 def commit() -> str:
-    """The commit that this file is of, and whether anything was changed since."""
+    """The commit that this file is of, and whether anything was changed since; a kit says it in a file."""
     here = Path(__file__).parent
+    if (here / "COMMIT").exists():
+        return (here / "COMMIT").read_text(encoding="utf-8").strip()
     told = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
     )

@@ -17,6 +17,8 @@ import torch
 from grid import MODELS, Case
 
 LEAST_MS = 2.0  # of one timed stretch
+# vLLM and csgmv round what is between shrink and expand to bf16, and have errors of up to 1.4 tolerances.
+PEERS_TOLERANCES = 2.0
 
 # For each way the time of one call, µs, round by round.
 Times = dict[str, list[float]]
@@ -44,7 +46,7 @@ def measure(case: Case, rounds: int, without: dict[str, str]) -> dict[str, Any]:
 def checked(
     work: peers.Work, without: dict[str, str]
 ) -> tuple[dict[str, peers.Call], dict[str, str], dict[str, float]]:
-    """The ways that may be timed, why others may not, and the worst error of each."""
+    """The ways that may be timed, why others may not, and the worst error of each in tolerances."""
     right: dict[str, peers.Call] = {}
     refused: dict[str, str] = {}
     errors: dict[str, float] = {}
@@ -58,7 +60,7 @@ def checked(
             # A peer that breaks on a case is told; the rest is measured.
             refused[name] = f"{type(error).__name__}: {error}"
             continue
-        if errors[name] <= 1:
+        if errors[name] <= (1 if name == "ours" else PEERS_TOLERANCES):
             right[name] = call
         else:
             refused[name] = f"{errors[name]:.3g} times the tolerance"
@@ -109,12 +111,14 @@ def time_module(right: Mapping[str, peers.Call], copies: int, rounds: int, refus
     return times
 
 
-def captured(call: peers.Call, copies: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def captured(
+    call: peers.Call, copies: int, stream: torch.cuda.Stream, warm_ups: int = 2
+) -> torch.cuda.CUDAGraph:
     """One graph of a call for each copy; warmed up on the stream that captures it."""
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        for _ in range(2):
+        for _ in range(warm_ups):
             for copy in range(copies):
                 call(copy)
     torch.cuda.synchronize()

@@ -7,7 +7,7 @@ not in a call. A peer that cannot be had says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import SimpleNamespace
@@ -18,18 +18,23 @@ from grid import PREFILL_TOKENS, Case, moved_bytes, ranks_of, slots_of
 from numpy.typing import NDArray
 
 from lora_fs.kernels import gpu
+from lora_fs.kernels.gpu.configs import Expand, Shrink
 from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows
 from lora_fs.kernels.weights.layout import Layer, Shape, pack
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Weights, pack_slab
 
 COPIES = 32
+# What copies have to move together, so that no cache holds it: twice an H100's largest.
+CACHED_BYTES = 100 << 20
+MOST_COPIES = 256
 # A copy that moves more than this is not found in any cache again: fewer do.
 LARGE_BYTES = 256 << 20
 LARGE_COPIES_BYTES = 8 << 30
 
 # Adds the product of one layer copy to its y.
 Call = Callable[[int], None]
+Configs = tuple[Shrink, Expand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,9 @@ def make_work(
     """
     if copies is None:
         size = moved_bytes(shape, case)
-        copies = COPIES if size <= LARGE_BYTES else max(4, min(COPIES, LARGE_COPIES_BYTES // size))
+        copies = max(COPIES, min(MOST_COPIES, -(-CACHED_BYTES // size)))
+        if size > LARGE_BYTES:
+            copies = max(4, min(COPIES, LARGE_COPIES_BYTES // size))
     random = torch.Generator(device).manual_seed(0)
 
     def draw(rows: int, columns: int, size: float) -> torch.Tensor:
@@ -96,8 +103,8 @@ def make_work(
     return Work(case, shape, slots_of(case), adapters, *rows)
 
 
-def ours(work: Work) -> Call:
-    """An arena with a layer for each copy, and a plan on the device."""
+def in_arena(work: Work) -> list[Layer]:
+    """A layer for each copy, all in one arena."""
     case, slices = work.case, len(work.shape.outputs)
     shapes = {str(copy): work.shape for copy in range(len(work.x))}
     of_rank = slices * work.shape.inputs + work.shape.width
@@ -112,12 +119,29 @@ def ours(work: Work) -> Call:
             # The arena copies on a stream of its own, which does not wait for packing on this one.
             torch.cuda.synchronize(work.device)
         arena.load(slot, slab)
-    plan = gpu.DevicePlan(case.tokens, case.max_loras, work.device)
-    plan.upload(work.plan)
-    layers = [arena.layer(name) for name in shapes]
+    return [arena.layer(name) for name in shapes]
+
+
+def plan_of(work: Work, tile: int | None = None) -> gpu.DevicePlan:
+    """The plan on the device.
+
+    Args:
+        tile: rows of one, instead of those that a step would have.
+    """
+    plan = gpu.DevicePlan(work.case.tokens, work.case.max_loras, work.device)
+    plan.upload(work.plan, tile=tile)
+    return plan
+
+
+def ours(work: Work, layers: Sequence[Layer], plan: gpu.DevicePlan, configs: Configs | None = None) -> Call:
+    """Layers in an arena, and a plan on the device.
+
+    Args:
+        configs: instead of those that a step would have; of the plan's tiles.
+    """
 
     def call(copy: int) -> None:
-        gpu.linear(work.y[copy], work.x[copy], layers[copy], plan)
+        gpu.linear(work.y[copy], work.x[copy], layers[copy], plan, configs=configs)
 
     return call
 
@@ -306,7 +330,7 @@ def _probe_sglang() -> None:
 
 def ways(work: Work, without: dict[str, str]) -> dict[str, Call | str]:
     """Every way to do the work by name, or why it cannot be made."""
-    builders: dict[str, Callable[[], Call]] = {"ours": lambda: ours(work)}
+    builders: dict[str, Callable[[], Call]] = {"ours": lambda: ours(work, in_arena(work), plan_of(work))}
     if "vllm" not in without:
         builders["vllm"] = lambda: vllm(work)
     if "sglang" not in without:

@@ -60,7 +60,7 @@ def linear(
         return
     plan, tables = on_device(plan, y.device), tables_of(layer)
     shrinking, expanding = configs or _configs(layer, tables, plan)
-    planes = launch.shrink_planes(x, layer.shape, tables, plan, shrinking, early=expanding.early)
+    planes = launch.shrink_planes(x, layer.shape, tables, plan, shrinking, next_early=expanding.early)
     launch.expand_planes(y, planes, layer.shape, tables, plan, expanding, add)
 
 
@@ -81,9 +81,9 @@ def _blank(layer: Layer) -> bool:
 
 def _configs(layer: Layer, tables: Tables, plan: DevicePlan) -> tuple[Shrink, Expand]:
     weights = tables.weights
-    return configs_for(
-        layer.shape, plan.tile_rows, tables.capacity, weights.dtype, _processors(weights.device)
-    )
+    device = weights.device
+    sizes = (layer.shape, plan.tile_rows, tables.capacity, weights.dtype)
+    return configs_for(*sizes, _processors(device), _launches_early(device))
 
 
 @cache
@@ -92,3 +92,11 @@ def _processors(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return 2
+
+
+@cache
+def _launches_early(device: torch.device) -> bool:
+    """Whether a GPU can launch a kernel before the one before it has ended: NVIDIA's, from Hopper on."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= (9, 0))

@@ -1,18 +1,20 @@
 """Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
-Nobody timed them. The sizes follow from the bytes under way. A test checks what the compiler makes of them:
-no spills, 16-byte loads, and room on a processor for all programs that a launch counts on.
+Those of half types were chosen by what ``benchmarks/kernels/tune_gpu_ops.py`` measured on an H100, of an 8B
+model's layers; the rest follows from the bytes under way. A test checks what the compiler makes of them: one
+address spilled at most, 16-byte loads, and room on a processor for all programs that a shrink counts on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd, log2, sqrt
 
 import torch
 
+from lora_fs.kernels.gpu.plan import FEWEST_ROWS
 from lora_fs.kernels.weights.layout import Shape
 
 # More planes cost the expand more to read than the shrink gains.
@@ -22,6 +24,8 @@ LATENCY_NS = 800.0
 CACHE_BYTES_PER_NS = 5500.0
 # Of a batch that splits are chosen for: tiles with an adapter.
 USUAL_TILES = 8
+# Of an expand, for each processor: more than run at once, so that one that ends makes room for the next.
+EXPAND_WAVES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class Shrink:
 
     Attributes:
         rows: of the plan's tiles.
-        programs: of a launch, unless there are more tiles; no more than run at once.
+        programs: the most of a launch; no more than run at once.
+        early: launch while the kernel before still runs (programmatic dependent launch, sm_90).
     """
 
     rows: int
@@ -40,6 +45,7 @@ class Shrink:
     warps: int = 4
     stages: int = 3
     most_splits: int = MOST_SPLITS
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,8 @@ class Expand:
 
     Attributes:
         rows: a divisor of those of the plan's tiles.
-        programs: the most of a launch; no more than run at once.
-        early: launch while the shrink still runs (programmatic dependent launch, sm_90). Not the
-            default until somebody times it.
+        programs: the most of a launch.
+        early: launch while the shrink still runs, and let the next kernel do so.
     """
 
     rows: int
@@ -64,7 +69,7 @@ class Expand:
 
 @cache
 def configs_for(
-    shape: Shape, rows: int, capacity: int, dtype: torch.dtype, processors: int
+    shape: Shape, rows: int, capacity: int, dtype: torch.dtype, processors: int, early: bool = False
 ) -> tuple[Shrink, Expand]:
     """Choose the two launches of a layer; every step of every layer asks.
 
@@ -72,11 +77,15 @@ def configs_for(
         rows: of the plan's tiles.
         capacity: the largest R that a slot may have, over all slices.
         processors: of the device.
+        early: whether it can launch a kernel before the one before it has ended.
     """
     slices = shape.outputs
     expand = expand_config(rows, -(-capacity // len(slices)), slices, dtype, processors)
     blocks = sum(-(-width // expand.columns) for width in slices)
-    return shrink_config(rows, capacity, shape.inputs, blocks, dtype, processors), expand
+    shrink = shrink_config(rows, capacity, shape.inputs, blocks, dtype, processors)
+    # A step of large tiles is not bound by launches: there it cost more than it gained.
+    early = early and rows == FEWEST_ROWS
+    return replace(shrink, early=early), replace(expand, early=early)
 
 
 def shrink_config(
@@ -92,7 +101,7 @@ def shrink_config(
         processors: of the device.
     """
     wide = dtype == torch.float32
-    if rows == 16:
+    if rows == FEWEST_ROWS:
         ranks = 16 if rank <= 16 else 32
         k = 64 if wide else 256 if inputs % 256 == 0 else 128
         warps, stages, waves = 4, 3, 3
@@ -103,8 +112,16 @@ def shrink_config(
         warps, stages, waves = 8 if rows == 128 else 4, 2 if wide else 4, 1
         if wide and rows * ranks <= 2048:
             waves = 2
+        if rows == 128 and not wide and ranks <= 64:
+            k, stages = 128, 4 if ranks <= 32 else 3  # what an A100's shared memory has room for
     k = _dividing(k, inputs)
-    splits = most_splits(rows * ranks, -(-inputs // k), blocks, stages - 1)
+    total = -(-inputs // k)
+    if rows == FEWEST_ROWS:
+        splits = min(MOST_SPLITS, _power_below(total // (stages - 1)))
+        # One block more under way where a split has more of them, and they are small.
+        stages += not wide and ranks == 16 and total > splits * (stages - 1)
+    else:
+        splits = most_splits(rows * ranks, total, blocks, stages - 1)
     return Shrink(rows, ranks, k, waves * processors, warps, stages, splits)
 
 
@@ -134,19 +151,21 @@ def expand_config(
     """Choose an expand.
 
     Args:
-        rows: of a tile, which this one cuts into pieces of at most 64: more would leave registers for one
-            program a processor, and none for y on its way.
+        rows: of a tile, which this one cuts into pieces. Small ones let many programs have their y under
+            way at once.
         rank: the largest that one slice may have.
         outputs: N of each slice.
     """
     if dtype == torch.float32:
         ranks, columns, warps = 16, 64, 4 if rows == 16 else 8
         waves = 4 if rows == 16 else 2
-    else:
-        ranks, warps = min(_power(rank), 64), 4
-        columns = 64 if rows > 16 else 256 if sum(outputs) >= 16384 and ranks <= 32 else 128
-        waves = 2 if rows > 16 else {2048: 6, 4096: 4}.get(ranks * columns, 3)
-    return Expand(min(rows, 64), ranks, _dividing(columns, gcd(*outputs)), waves * processors, warps)
+        return Expand(min(rows, 64), ranks, _dividing(columns, gcd(*outputs)), waves * processors, warps)
+    ranks = min(_power(rank), 64)
+    if rows > FEWEST_ROWS and ranks > 16:
+        # Small pieces would read so much of B once for each.
+        return Expand(64, ranks, _dividing(64, gcd(*outputs)), 2 * processors)
+    columns, warps = _dividing(256, gcd(*outputs)), 4 if ranks == 16 else 8
+    return Expand(FEWEST_ROWS, ranks, columns, EXPAND_WAVES * processors, warps)
 
 
 def _power(rank: int) -> int:
@@ -161,3 +180,8 @@ def _dividing(block: int, length: int) -> int:
     """
     sizes = (block, block // 2, block // 4)
     return next((size for size in sizes if size >= 16 and length % size == 0), block)
+
+
+def _power_below(number: int) -> int:
+    """The power of two that is not above it, at least 1."""
+    return 1 << max(0, number.bit_length() - 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from lora_fs.kernels.gpu.tiles import (
     load_rows,
@@ -42,10 +42,22 @@ def find_slice(columns_ptr, block, SLICES: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def sum_planes(z_rows, ranks, live, high, splits, plane, ROWS: tl.constexpr, RANKS: tl.constexpr):
+def sum_planes(
+    z_rows,
+    ranks,
+    live,
+    high,
+    splits,
+    plane,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+):
     """The planes' sum, always in the same order, fp32 ``[ROWS, RANKS]``; 0 from rank ``high`` on."""
-    # Planes that are read at once: many small ones in a decoding step; of large ones there are few.
-    UNROLL: tl.constexpr = 4 if ROWS == 16 else 1
+    # Planes under way at once: as many as there may be, and registers have room for. More would load nothing.
+    FITTING: tl.constexpr = 4096 // (ROWS * RANKS)
+    MOST: tl.constexpr = FITTING if FITTING < MOST_SPLITS else MOST_SPLITS
+    UNROLL: tl.constexpr = MOST if MOST > 1 else 1
     z = tl.zeros([ROWS, RANKS], dtype=tl.float32)
     for split in range(0, splits, UNROLL):
         for i in tl.static_range(UNROLL):
@@ -88,14 +100,16 @@ def expand_kernel(
     PLANE_INPUTS: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     SOURCE: tl.constexpr,
-    EARLY: tl.constexpr,  # launched before the shrink has ended
+    EARLY: tl.constexpr,  # launched before the shrink has ended, and the next kernel before this one
     ADD: tl.constexpr,
     EVEN: tl.constexpr,  # COLUMNS divides every slice's N
     ALIGN: tl.constexpr,  # every offset is a multiple of so many elements
     INTERPRETED: tl.constexpr,
 ):
+    if EARLY:
+        gdc_launch_dependents()
     tiles = tl.load(plan_ptr)
-    share = share_of_tile(programs, tiles)
+    share = share_of_tile(programs, tiles, most_parts, MOST_SPLITS)
     of_tile = TILE_ROWS // ROWS
     for item in range(tl.program_id(0), tiles * of_tile * blocks, tl.num_programs(0)):
         piece, block = item // blocks, item % blocks
@@ -147,7 +161,9 @@ def expand_kernel(
                     # What comes before, y and the weights included, is not the shrink's.
                     gdc_wait()
                 if SOURCE == PLANES:
-                    z = sum_planes(z_rows, ranks, live, high, splits, TILE_ROWS * pad, ROWS, RANKS)
+                    z = sum_planes(
+                        z_rows, ranks, live, high, splits, TILE_ROWS * pad, ROWS, RANKS, MOST_SPLITS
+                    )
                 else:
                     z_mask = live[:, None] & (ranks[None, :] < high)
                     z = tl.load(z_rows + ranks[None, :], mask=z_mask, other=0.0)

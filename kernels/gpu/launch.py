@@ -40,19 +40,19 @@ def new_scratch(elements: int, device: torch.device) -> torch.Tensor:
 
 
 def shrink_planes(
-    x: torch.Tensor, shape: Shape, tables: Tables, plan: DevicePlan, config: Shrink, *, early: bool
+    x: torch.Tensor, shape: Shape, tables: Tables, plan: DevicePlan, config: Shrink, *, next_early: bool
 ) -> Planes:
     """Shrink into planes, for ``expand_planes`` alone to read, which comes next.
 
     Args:
-        early: of the expand's configuration.
+        next_early: ``early`` of the expand's configuration.
     """
     parts = triton.cdiv(tables.capacity, config.ranks)
     programs = max(plan.tiles, min(config.programs, plan.tiles * parts * config.most_splits))
     # For as many tiles as there may be, the larger of a tile's share and its parts.
     pieces = max(programs, plan.tiles * parts)
     scratch = new_scratch(pieces * config.rows * config.ranks, x.device)
-    _shrink(scratch, x, shape, tables, plan, config, programs, direct=False, early=early)
+    _shrink(scratch, x, shape, tables, plan, config, programs, direct=False, next_early=next_early)
     return Planes(scratch, config, programs, parts, shape.inputs)
 
 
@@ -61,7 +61,7 @@ def shrink_rows(
 ) -> None:
     """Shrink into ``z [T, R]``, fp32; rows without an adapter are left alone."""
     programs = plan.tiles * triton.cdiv(z.shape[1], config.ranks)
-    _shrink(z, x, shape, tables, plan, config, programs, direct=True, early=False)
+    _shrink(z, x, shape, tables, plan, config, programs, direct=True, next_early=False)
 
 
 def expand_planes(
@@ -109,11 +109,12 @@ def _shrink(
     programs: int,
     *,
     direct: bool,
-    early: bool,
+    next_early: bool,
 ) -> None:
     check_rows("x", x, plan, shape.inputs)
     if plan.tile_rows != config.rows:
         raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")
+    early = config.early and not INTERPRETED
     shrink_kernel[(programs,)](
         z,
         x,
@@ -135,12 +136,14 @@ def _shrink(
         MOST_SPLITS=config.most_splits,
         EVEN=shape.inputs % config.inputs == 0,
         ALIGN=_align(tables),
-        EARLY=early and not INTERPRETED,
+        EARLY=early,
+        NEXT_EARLY=next_early and not INTERPRETED,
         DIRECT=direct,
         INTERPRETED=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         enable_fp_fusion=True,
+        **({"launch_pdl": True} if early else {}),  # HIP has no such option
     )
 
 
@@ -197,7 +200,7 @@ def _expand(
         num_warps=config.warps,
         num_stages=config.stages,
         enable_fp_fusion=True,
-        **({"launch_pdl": True} if early else {}),  # HIP has no such option
+        **({"launch_pdl": True} if early else {}),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from lora_fs.kernels.gpu.tiles import (
     load_rows,
@@ -50,16 +50,19 @@ def shrink_kernel(
     MOST_SPLITS: tl.constexpr,
     EVEN: tl.constexpr,  # INPUTS divides K
     ALIGN: tl.constexpr,  # every offset is a multiple of so many elements
-    EARLY: tl.constexpr,  # the expand may launch before this ends
+    EARLY: tl.constexpr,  # launched before the kernel before it has ended, which may write x
+    NEXT_EARLY: tl.constexpr,  # the expand may launch before this ends
     DIRECT: tl.constexpr,  # no splits: rows of the result are rows of the batch
     INTERPRETED: tl.constexpr,
 ):
-    if EARLY:
+    if NEXT_EARLY and not EARLY:
         gdc_launch_dependents()
     tiles = tl.load(plan_ptr)
-    share = share_of_tile(programs, tiles)
+    share = share_of_tile(programs, tiles, most_parts, 1 if DIRECT else MOST_SPLITS)
     tile = tl.program_id(0) // share
     if tile >= tiles:
+        if EARLY:
+            gdc_wait()
         return
     member = tl.program_id(0) % share
     row0, rows, slot = load_tile(plan_ptr, tile)
@@ -67,12 +70,20 @@ def shrink_kernel(
     parts, splits, of_split = split_inputs(share, rank, inputs, RANKS, INPUTS, 1 if DIRECT else MOST_SPLITS)
     split = member // tl.maximum(parts, 1)
     if split >= splits:
+        if EARLY:
+            gdc_wait()
         return
     a_ptr = weights_ptr + tl.multiple_of(tl.load(offsets_ptr + slot * offsets_stride_m), ALIGN)
     batch_rows, live = load_rows(plan_ptr, tiles, row0, rows, ROWS)
     x_rows = x_ptr + batch_rows[:, None] * x_stride_m  # [ROWS, 1]
     begin = split * of_split
     end = tl.minimum(begin + of_split, inputs)
+    if EARLY:
+        # No program ends without this: who comes later waits for this kernel alone. The expand, which reads
+        # y before it waits, begins only when whoever wrote y has ended.
+        gdc_wait()
+        if NEXT_EARLY:
+            gdc_launch_dependents()
     # A share smaller than the parts takes several each.
     for part in range(member % tl.maximum(parts, 1), parts, share):
         ranks = part * RANKS + tl.arange(0, RANKS)

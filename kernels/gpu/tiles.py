@@ -14,9 +14,12 @@ import triton.language as tl
 
 
 @triton.jit
-def share_of_tile(programs, tiles):
-    """The programs that each of so many tiles gets, at least one."""
-    return tl.maximum(programs // tl.maximum(tiles, 1), 1)
+def share_of_tile(programs, tiles, most_parts, MOST_SPLITS: tl.constexpr):
+    """The programs that each of so many tiles gets: at least one, and none that no tile has work for.
+
+    So those with work are the first of a launch, and processors get one each before any gets two.
+    """
+    return tl.minimum(tl.maximum(programs // tl.maximum(tiles, 1), 1), most_parts * MOST_SPLITS)
 
 
 @triton.jit

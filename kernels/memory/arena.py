@@ -164,8 +164,9 @@ class Arena:
         if owner in self._coming:
             self.commit(self._coming[owner])
         placed = self._placed[owner]
-        for name, layer in self.layers.items():
-            layer.see(slot, placed.views.get(name))
+        if self._side is None:
+            for name, layer in self.layers.items():
+                layer.see(slot, placed.views.get(name))
         self._send(slot, placed.row)
         self._shown[slot] = owner
 
@@ -242,10 +243,13 @@ class Arena:
         """The parts of an adapter that depend on its place."""
         begin = self._extents[owner].begin
         row = self._layout.moved(slab.row, begin)
-        views = {
-            name: packed_at(self.shapes[name], place, self._storage, begin)
-            for name, place in slab.places.items()
-        }
+        views = {}
+        if self._side is None:
+            # A GPU's kernels read the tables alone; a view of each matrix takes milliseconds to make.
+            views = {
+                name: packed_at(self.shapes[name], place, self._storage, begin)
+                for name, place in slab.places.items()
+            }
         return _Placed(slab, row, views, arrived)
 
     def _tables(self, name: str, shape: Shape) -> Tables:

@@ -99,10 +99,10 @@ def test_a_number_is_in_the_lab_notes(row: str) -> None:
 
 
 def test_the_status_is_in_plain_sight() -> None:
-    """Before the first picture a reader knows that it is alpha, and that no GPU was timed."""
+    """Before the first picture a reader knows that it is alpha, and what never ran on a GPU."""
     head = README.partition("![")[0]
     assert "alpha" in head
-    assert "Nothing was timed" in head
+    assert "No vLLM served from lora-fs on a GPU" in head
 
 
 @pytest.mark.parametrize("picture", re.findall(r"!\[[^\]]*\]\((docs/[\w-]+\.svg)\)", README))

@@ -20,6 +20,7 @@ SCRIPTS = (
     "gpu_summary",
     "gpu_transfers",
     "bench_gpu_ops",
+    "tune_gpu_ops",
 )
 
 

@@ -53,6 +53,7 @@ POINTERS = {
 SHAPES = {
     "qkv": Shape(4096, (4096, 1024, 1024)),
     "gate_up": Shape(4096, (14336, 14336)),
+    "o": Shape(4096, (4096,)),
     "down": Shape(14336, (4096,)),
     "embedding": Shape(128256, (4096,), lookup=True),
     # Qwen2.5-0.5B: K is no multiple of 256.
@@ -110,7 +111,8 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
             gpu.expand(y, gpu.shrink(x, layer, plan), layer, plan)
         else:
             x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
-            configs = shrinking, replace(expanding, early=case.get("early", False))
+            early = case.get("early", False)
+            configs = replace(shrinking, early=early), replace(expanding, early=early)
             gpu.linear(y, x, layer, plan, add=case.get("add", True), configs=configs)
     of_kernel = {"shrink_kernel": shrinking.programs, "expand_kernel": expanding.programs}
     for kernel, recorder in recorders.items():
@@ -246,7 +248,8 @@ def cases() -> Iterator[dict[str, Any]]:
     for max_rank in (16, 32, 64):
         yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
         yield {"layer": "gate_up", "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
-    yield {"layer": "down", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
+    for layer, max_rank in (("o", 16), ("down", 16), ("down", 32)):
+        yield {"layer": layer, "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
     for rows, tile in ((2048, 64), (16384, 128)):
         for max_rank in (16, 32):
             yield {"layer": "down", "rows": rows, "tile": tile, "dtype": half, "max_rank": max_rank}
@@ -255,6 +258,8 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"layer": "down", "rows": rows, "tile": tile, "dtype": half, "max_rank": 128}
     for rows, tile in ((64, 16), (2048, 64), (16384, 128)):
         yield {"layer": "small qkv", "rows": rows, "tile": tile, "dtype": half, "max_rank": 16}
+    for max_rank in (32, 64):
+        yield {"layer": "small qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
     yield {"layer": "small o", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     yield {"layer": "embedding", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "add": False}

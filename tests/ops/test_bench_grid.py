@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,3 +231,25 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.setattr(sys, "argv", ["bench", "--predict"])
     scripts.bench_gpu_ops.main()
     assert "Predicted, not measured." in capsys.readouterr().out
+
+
+def test_tuning_changes_a_size_at_a_time_then_adds_up_what_helped(scripts: SimpleNamespace) -> None:
+    """The second round has a value of each size that gained, the greatest gain first."""
+    tune, case = scripts.tune_gpu_ops, scripts.grid.TARGETS[1].case
+    shape = scripts.grid.MODELS["8B"]["qkv"]
+    found = tune.first_round(case, shape, 132)
+    base = found["base"]
+    assert all(half.early for half in base)
+    assert not any(half.early for half in found["plain"])
+    assert len(set(found.values())) == len(found)
+    us: dict[str, Any] = {
+        **dict.fromkeys(found, 10.0),
+        "shrink.warps=8": 8.0,
+        "expand.columns=64": 7.0,
+        "shrink.warps=2": 9.0,
+    }
+    us["expand.stages=1"] = "RuntimeError: of one that was not timed"
+    added = tune.second_round(found, us, 132)
+    assert list(added) == ["2: and shrink.warps=8"]
+    (shrink, expand) = added["2: and shrink.warps=8"]
+    assert (shrink, expand) == (replace(base[0], warps=8), replace(base[1], columns=64))

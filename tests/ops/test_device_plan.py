@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -126,7 +128,7 @@ def test_splits_follow_from_k_and_n(rows: int, ranks: int, inputs: int, blocks: 
 
 
 def test_splits_of_a_models_layers() -> None:
-    """Of 16-row tiles of an 8B model: where N is large and K is not, an expand reads few planes."""
+    """Of 16-row tiles of an 8B model: so many that a program has all its part of K under way at once."""
     layers = {
         "qkv": Shape(4096, (4096, 1024, 1024)),
         "gate_up": Shape(4096, (14336, 14336)),
@@ -135,4 +137,12 @@ def test_splits_of_a_models_layers() -> None:
     ranks = {name: 16 * len(shape.outputs) for name, shape in layers.items()}
     found = {name: configs_for(shape, 16, ranks[name], torch.bfloat16, 132) for name, shape in layers.items()}
     splits = {name: shrink.most_splits for name, (shrink, _) in found.items()}
-    assert splits == {"qkv": 8, "gate_up": 4, "down": 16}
+    assert splits == {"qkv": 8, "gate_up": 8, "down": 16}
+
+
+def test_small_tiles_launch_early_where_the_device_can() -> None:
+    """Large ones do not: they are not bound by launches."""
+    shape = Shape(4096, (4096,))
+    for rows, able in product((16, 64, 128), (True, False)):
+        shrink, expand = configs_for(shape, rows, 16, torch.bfloat16, 132, able)
+        assert shrink.early == expand.early == (able and rows == 16)

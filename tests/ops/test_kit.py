@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,19 @@ def test_a_kit_goes_into_no_folder_that_is_there(kit: Path) -> None:
     again = subprocess.run([PACK, kit], capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "name a new folder" in again.stderr
+
+
+def test_a_peers_wheel_gives_its_kernels_alone(tmp_path: Path) -> None:
+    """The files of its LoRA operations, and stand-ins for what those import."""
+    wheel = tmp_path / "sglang-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        for name in ("sglang/__init__.py", "sglang/srt/server.py", "sglang/srt/lora/dense/runner.py"):
+            files.writestr(name, "raise ImportError\n")
+        files.writestr("sglang/srt/lora/dense/plan.py", "from sglang.srt.utils import get_device_name\n")
+    subprocess.run([PACK, tmp_path / "packed", wheel.name], check=True, capture_output=True, cwd=tmp_path)
+    peers = tmp_path / "packed" / "peers"
+    found = {str(path.relative_to(peers)) for path in peers.rglob("*.py")}
+    assert {"sglang/srt/lora/dense/plan.py", "sglang/srt/lora/dense/runner.py"} < found
+    assert not {"sglang/__init__.py", "sglang/srt/server.py"} & found
+    env = {**os.environ, "PYTHONPATH": str(peers)}
+    subprocess.run([sys.executable, "-c", "import sglang.srt.lora.dense.plan"], check=True, env=env)

@@ -55,7 +55,7 @@ def wrapper_for(stock: str, kernels: str) -> str | None:
     """The wrapper of ours to use instead of ``stock``, by its qualified name; None: keep ``stock``."""
     if stock == _CPU and kernels != "off":
         return f"{_WRAPPERS}.on_device.Interpreted" if kernels == "triton" else f"{_WRAPPERS}.punica.OnCPU"
-    # Nothing of ours was timed on a GPU yet: there, ``auto`` is vLLM's own.
+    # No vLLM has served with ours on a GPU yet: there, ``auto`` is vLLM's own.
     if stock == _GPU and kernels == "triton":
         return f"{_WRAPPERS}.on_device.OnGPU"
     return None

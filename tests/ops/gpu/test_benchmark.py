@@ -29,6 +29,12 @@ def make_work(
     return scripts.peers.make_work(case, GQA, DEVICE, torch.bfloat16, copies)
 
 
+def ours(scripts: SimpleNamespace, work: Any) -> Callable[[int], None]:
+    peers = scripts.peers
+    call: Callable[[int], None] = peers.ours(work, peers.in_arena(work), peers.plan_of(work))
+    return call
+
+
 @pytest.mark.parametrize(("ranks", "spread"), [("8", "uniform"), ("mix", "zipf"), ("mix", "half")])
 def test_ours_passes_the_gate(scripts: SimpleNamespace, ranks: str, spread: str) -> None:
     """Through the arena and the plan that are timed, over every copy of the layer."""
@@ -47,7 +53,7 @@ def test_a_wrong_way_is_refused(
 ) -> None:
     """Beyond the tolerance, or a bit changed in a row without an adapter: told, and not timed."""
     work = make_work(scripts, spread="half")
-    honest = scripts.peers.ours(work)
+    honest = ours(scripts, work)
 
     def faulty(copy: int) -> None:
         honest(copy)
@@ -67,7 +73,7 @@ def test_a_wrong_way_is_refused(
 def test_ours_has_to_be_the_same_twice(scripts: SimpleNamespace) -> None:
     """A result within the tolerance that differs between two runs is refused."""
     work = make_work(scripts, copies=1)
-    honest, runs = scripts.peers.ours(work), iter(range(9))
+    honest, runs = ours(scripts, work), iter(range(9))
 
     def shaky(copy: int) -> None:
         honest(copy)

@@ -172,12 +172,13 @@ def test_an_empty_batch_and_empty_layers_do_nothing() -> None:
 CONFIGURATIONS = [
     (Shrink(16, 16, 16, programs=1), Expand(16, 16, 16, programs=1)),
     (Shrink(16, 32, 32, programs=40, most_splits=3), Expand(16, 64, 32, programs=200, early=True)),
+    (Shrink(16, 16, 32, programs=60, early=True), Expand(16, 16, 32, programs=90, early=True)),
     (Shrink(64, 16, 32, programs=7), Expand(64, 32, 64, programs=5)),
     (Shrink(128, 128, 64, programs=3), Expand(128, 16, 16, programs=9)),
     (Shrink(64, 32, 16, programs=9), Expand(16, 16, 32, programs=11)),
     (Shrink(128, 16, 32, programs=20), Expand(64, 64, 16, programs=4, early=True)),
 ]
-NAMES = ["serial", "split", "64 rows", "128 rows", "64 rows in four", "128 rows in two"]
+NAMES = ["serial", "split", "both early", "64 rows", "128 rows", "64 rows in four", "128 rows in two"]
 
 
 @pytest.mark.parametrize("configs", CONFIGURATIONS, ids=NAMES)
@@ -203,9 +204,10 @@ def configurations(draw: st.DrawFn) -> tuple[Shrink, Expand]:
     sizes = st.sampled_from([16, 32, 64])
     rows, programs = draw(st.sampled_from([16, 32, 64, 128])), st.integers(1, 40)
     splits = draw(st.sampled_from([1, 2, 8]))
-    shrink = Shrink(rows, draw(sizes), draw(sizes), draw(programs), most_splits=splits)
+    early = st.booleans()
+    shrink = Shrink(rows, draw(sizes), draw(sizes), draw(programs), most_splits=splits, early=draw(early))
     pieces = draw(st.sampled_from([piece for piece in (16, 32, 64, 128) if piece <= rows]))
-    return shrink, Expand(pieces, draw(sizes), draw(sizes), draw(programs))
+    return shrink, Expand(pieces, draw(sizes), draw(sizes), draw(programs), early=draw(early))
 
 
 @settings(max_examples=15 if INTERPRETED else 60)
@@ -250,6 +252,6 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     for wrong_y, wrong_x in [(y, y), (y[:, :40], x), (y[:4], x), (torch.zeros(48, 5, device=DEVICE).T, x)]:
         with pytest.raises(ShapeError):
             gpu.linear(wrong_y, wrong_x, layer, plan)
-    for shrink, expand in (CONFIGURATIONS[2], (CONFIGURATIONS[0][0], CONFIGURATIONS[2][1])):
+    for shrink, expand in (CONFIGURATIONS[3], (CONFIGURATIONS[0][0], CONFIGURATIONS[3][1])):
         with pytest.raises(ShapeError, match="rows"):
             gpu.linear(y, x, layer, plan, configs=(shrink, expand))

@@ -100,7 +100,7 @@ class BoundByName:
 
 
 class OnGPU(OnDevice, PunicaWrapperGPU):  # type: ignore[misc]
-    """On CUDA. Run in the interpreter and compiled ahead of time, and not yet on a GPU."""
+    """On CUDA. The operations ran on a GPU; a vLLM with this wrapper not yet."""
 
 
 class Interpreted(OnDevice, OnCPU, PunicaWrapperCPU):  # type: ignore[misc]
