@@ -113,24 +113,25 @@ def _each_slot(
     only: Container[int] | None = None,
 ) -> None:
     """Have ``project`` change each slot's rows of ``out``."""
-    if plan.sorting is None or plan.inverse is None:
-        _each_piece(plan, out, x, layer, project, only)
+    sorting, inverse, pieces = plan.together
+    if sorting is None or inverse is None:
+        _each_piece(pieces, out, x, layer, project, only)
     else:
         # Two whole copies of ``out`` take half the time of one index_copy_ of some of its rows.
-        together = out.index_select(0, plan.sorting)
-        _each_piece(plan, together, x.index_select(0, plan.sorting), layer, project, only)
-        torch.index_select(together, 0, plan.inverse, out=out)
+        together = out.index_select(0, sorting)
+        _each_piece(pieces, together, x.index_select(0, sorting), layer, project, only)
+        torch.index_select(together, 0, inverse, out=out)
 
 
 def _each_piece(
-    plan: Plan,
+    pieces: tuple[tuple[int, ...], tuple[int, ...]],
     out: torch.Tensor,
     x: torch.Tensor,
     layer: Layer,
     project: Callable[[torch.Tensor, torch.Tensor, _Weights], None],
     only: Container[int] | None,
 ) -> None:
-    slots, sizes = plan.pieces
+    slots, sizes = pieces
     for slot, out_rows, x_rows in zip(slots, out.split(sizes), x.split(sizes), strict=True):
         if slot == NO_SLOT or (only is not None and slot not in only):
             continue

@@ -26,7 +26,7 @@ RING = 2
 def tile_rows(plan: Plan, rows: int, small_rows: int = SMALL_ROWS) -> int:
     """The rows of a tile that suit a batch; of one up to ``small_rows`` without a look at its contents."""
     live = len(plan.order)
-    if rows <= small_rows or live <= FEWEST_ROWS * len(plan.segments):
+    if rows <= small_rows or live <= FEWEST_ROWS * len(plan.table):
         return FEWEST_ROWS
     return 64 if live < LARGE_ROWS else 128
 
@@ -99,9 +99,9 @@ class DevicePlan:
         """
         rows = plan.rows if rows is None else rows
         of_rows = tile_rows(plan, rows, self.small_rows) if tile is None else tile
-        if not plan.rows <= rows <= self.capacity or len(plan.segments) > self.slots:
+        if not plan.rows <= rows <= self.capacity or len(plan.table) > self.slots:
             raise ValueError(
-                f"{plan.rows} rows of {len(plan.segments)} slots, padded to {rows}; there is room for "
+                f"{plan.rows} rows of {len(plan.table)} slots, padded to {rows}; there is room for "
                 f"{self.capacity} rows and {self.slots} slots"
             )
         block = make_block(plan, of_rows)
@@ -122,6 +122,6 @@ def on_device(plan: Plan | DevicePlan, device: torch.device) -> DevicePlan:
     """The plan on the device. Uploads an absent one for this call alone."""
     if isinstance(plan, DevicePlan):
         return plan
-    uploaded = DevicePlan(plan.rows, max(1, len(plan.segments)), device)
+    uploaded = DevicePlan(plan.rows, max(1, len(plan.table)), device)
     uploaded.upload(plan)
     return uploaded

@@ -32,12 +32,12 @@ def test_segments_name_each_live_row_once(batch: list[tuple[int, int]]) -> None:
 def test_pieces_cover_the_batch(batch: list[tuple[int, int]]) -> None:
     """Sorted or as it is, every row is in one piece, of its slot."""
     plan, of_rows = planned(batch)
-    slots, sizes = plan.pieces
+    sorting, inverse, (slots, sizes) = plan.together
     assert sum(sizes) == plan.rows
     rows = of_rows
-    if plan.sorting is not None and plan.inverse is not None:
-        rows = of_rows[plan.sorting]
-        assert list(plan.sorting[plan.inverse]) == list(range(plan.rows))
+    if sorting is not None and inverse is not None:
+        rows = of_rows[sorting]
+        assert list(sorting[inverse]) == list(range(plan.rows))
     assert list(np.repeat(np.array(slots, dtype=int), np.array(sizes, dtype=int))) == list(rows)
     assert len([slot for slot in slots if slot != NO_SLOT]) == len(plan.segments)
 
@@ -49,7 +49,7 @@ def test_rows_and_runs_give_the_same_plan(batch: list[tuple[int, int]]) -> None:
     by_row = plan_rows(of_rows)
     assert by_row.segments == plan.segments
     assert list(by_row.order) == list(plan.order)
-    assert by_row.pieces == plan.pieces
+    assert by_row.together.pieces == plan.together.pieces
 
 
 @given(st.integers(NO_SLOT, 5), st.integers(0, 4), st.integers(0, 4))
@@ -59,12 +59,11 @@ def test_one_request_is_planned_as_two_halves_of_it(slot: int, one: int, other: 
     assert (plan.rows, plan.segments, plan.most) == (halves.rows, halves.segments, halves.most)
     for one_way, other_way in ((plan.order, halves.order), (plan.table, halves.table)):
         np.testing.assert_array_equal(one_way, other_way, strict=True)
-    assert (plan.sorting, plan.inverse) == (halves.sorting, halves.inverse) == (None, None)
-    assert plan.pieces == halves.pieces
+    assert plan.together == halves.together
+    assert plan.together.sorting is plan.together.inverse is None
 
 
 def test_a_batch_whose_slots_stand_together_is_left_in_place() -> None:
     """Nothing is sorted, also with rows without an adapter in between."""
     plan = plan_segments(np.array([2, NO_SLOT, 0, 0]), np.array([3, 2, 1, 1]))
-    assert plan.sorting is None
-    assert plan.pieces == ((2, NO_SLOT, 0), (3, 2, 2))
+    assert plan.together == (None, None, ((2, NO_SLOT, 0), (3, 2, 2)))

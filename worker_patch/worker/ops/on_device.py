@@ -41,15 +41,18 @@ class OnDevice(Planned):
     def prepare(self, rows: torch.dtype, captured: int = 0) -> frozenset[torch.dtype]:
         small, self._rows = max(SMALL_ROWS, captured), rows
         self.tokens_there = DevicePlan(*self._sizes, small)
-        self.sampled_there = DevicePlan(*self._sizes, small)
+        self.sampled_there = self._sampled_apart = DevicePlan(*self._sizes, small)
         return super().prepare(rows, captured)
 
     def update_metadata(self, mapping: Any, *args: Any, **kwargs: Any) -> None:
         super().update_metadata(mapping, *args, **kwargs)
         ids = mapping.index_mapping
-        self.named = bool(self.tokens.segments) or ids.count(0) < len(ids)
+        self.named = len(self.tokens.table) > 0 or ids.count(0) < len(ids)
         self.tokens_there.upload(self.tokens)
-        self.sampled_there.upload(self.sampled)
+        # In a step that only decodes they are one plan.
+        self.sampled_there = self.tokens_there if self.sampled is self.tokens else self._sampled_apart
+        if self.sampled is not self.tokens:
+            self.sampled_there.upload(self.sampled)
 
     def bind(self, path: str, target: Target) -> Any:
         # What torch.compile keeps for the next start has the name in it.

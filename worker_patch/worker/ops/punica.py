@@ -17,7 +17,7 @@ from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from lora_fs.kernels.backends import backend, warm_up
-from lora_fs.kernels.segments import NO_SLOT, Plan, plan_one, plan_rows, plan_segments
+from lora_fs.kernels.segments import NO_SLOT, Plan, plan_one, plan_rows, plan_segments, runs_of
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.slots.layers import Target
 
@@ -154,9 +154,9 @@ def _plan(ids: Sequence[int], slots: Mapping[int, int]) -> Plan:
     if ids and ids.count(ids[0]) == len(ids):
         return plan_one(slots.get(ids[0], NO_SLOT), len(ids))
     of_rows = np.asarray(ids, dtype=np.int64)
-    edges = np.flatnonzero(np.diff(of_rows, prepend=-1))
-    of_runs = [slots.get(adapter, NO_SLOT) for adapter in of_rows[edges].tolist()]
-    return plan_segments(np.array(of_runs, dtype=np.int64), np.diff(edges, append=len(of_rows)))
+    begins, lengths = runs_of(of_rows)
+    of_runs = [slots.get(adapter, NO_SLOT) for adapter in of_rows[begins].tolist()]
+    return plan_segments(np.array(of_runs, dtype=np.int64), lengths)
 
 
 def of_prompt(plan: Plan, rows: int) -> Plan:
