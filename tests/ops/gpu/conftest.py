@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from lora_fs.kernels.gpu import launch, scatter
 from lora_fs.kernels.weights.layout import Layer, Packed
@@ -22,9 +22,10 @@ DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else
 collect_ignore_glob = [] if INTERPRETED or DEVICE.type == "cuda" else ["test_*.py"]
 
 
-# An example may be the first to need a kernel, which takes seconds to compile.
-settings.register_profile("compiling", deadline=None)
-settings.load_profile("compiling")
+if DEVICE.type == "cuda":
+    # An example may be the first to need a kernel, which takes seconds to compile.
+    settings.register_profile("compiling", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("compiling")
 
 # Floats after the scratch memory that nothing may write to.
 GUARD = 1024
