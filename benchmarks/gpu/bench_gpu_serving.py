@@ -40,11 +40,11 @@ BATCHES = {
 
 
 async def complete(http: httpx.AsyncClient, url: str, model: str, tokens: int, prompt: str) -> Any:
-    """The tokens of one greedy answer, or why there is none."""
+    """The tokens of one greedy answer; a RuntimeError says why there is none."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     answer = await http.post(f"{url}/v1/completions", json={**body, "return_token_ids": True})
     if answer.is_error:
-        return f"{answer.status_code} {answer.text[:300]}"
+        raise RuntimeError(f"{model}: {answer.status_code} {answer.text[:300]}")
     return answer.json()["choices"][0]["token_ids"]
 
 
@@ -76,54 +76,57 @@ async def stream(http: httpx.AsyncClient, url: str, colds: Sequence[str]) -> dic
             await came.wait()
             came.clear()
         began = time.perf_counter()
-        answer = await complete(http, url, cold, 1, "hello")
-        took.append(answer if isinstance(answer, str) else 1000 * (time.perf_counter() - began))
+        await complete(http, url, cold, 1, "hello")
+        took.append(1000 * (time.perf_counter() - began))
         wanted = len(times) + 8
     await streaming
     gaps = sorted(1000 * (later - earlier) for earlier, later in pairwise(times[1:]))
     return {"median": statistics.median(gaps), "longest": gaps[-5:], "took": took}
 
 
-async def measure(urls: Mapping[str, str], rounds: int) -> dict[str, Any]:
-    """Answers, speeds and streams of each engine."""
-    found: dict[str, Any] = {name: {"answers": {}, "speed": {}, "streams": {}} for name in urls}
+async def measure(urls: Mapping[str, str], rounds: int, found: dict[str, Any]) -> None:
+    """Put into ``found`` answers, speeds and streams of each engine that answers for all of the adapters."""
     limits = httpx.Limits(max_connections=2 * REQUESTS)
     async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+        models = ["model", *(f"a{number}" for number in range(WARM))]
         for name, url in urls.items():
-            for model in ("model", *(f"a{number}" for number in range(WARM))):
-                found[name]["answers"][model] = await complete(http, url, model, 12, "hello world this is")
+            try:
+                answers = {
+                    model: await complete(http, url, model, 12, "hello world this") for model in models
+                }
+            except (RuntimeError, httpx.HTTPError) as error:
+                print(f"{name} is left out: {error!r}")
+                continue
+            found[name] = {"answers": answers, "speed": {}, "streams": {}}
         for number in range(rounds):
-            for name in random.sample(sorted(urls), len(urls)):
-                for what, models in BATCHES.items():
-                    speed, answers = await batch(http, urls[name], models)
+            for name in random.sample(sorted(found), len(found)):
+                for what, each in BATCHES.items():
+                    speed, of_batch = await batch(http, urls[name], each)
                     found[name]["speed"].setdefault(what, []).append(speed)
-                    found[name]["answers"].setdefault(what, answers)
+                    found[name]["answers"].setdefault(what, of_batch)
             colds = [f"a{WARM + COLD * number + nth}" for nth in range(COLD)]
-            for name in random.sample(sorted(urls), len(urls)):
+            for name in random.sample(sorted(found), len(found)):
                 for what, beside in (("alone", []), ("cold", colds), ("again", colds)):
                     told = await stream(http, urls[name], beside)
                     found[name]["streams"].setdefault(what, []).append(told)
-    return found
 
 
 def tell(found: Mapping[str, Any]) -> None:
-    """Print what was found, and which answers are stock's."""
-    print("| engine | " + " | ".join(f"{what}, tokens/s" for what in BATCHES) + " | answers as stock's |")
-    print("|---" * (len(BATCHES) + 2) + "|")
+    """Print what was found, and how many answers are the first engine's, which is stock where it answers."""
+    first = next(iter(found))
+    columns = ["engine", *(f"{what}, tokens/s" for what in BATCHES), f"answers as {first}'s"]
+    print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     for name, one in found.items():
         speeds = " | ".join(f"{statistics.median(one['speed'][what]):.0f}" for what in BATCHES)
-        same = [one["answers"][key] == found["stock"]["answers"][key] for key in one["answers"]]
+        same = [answer == found[first]["answers"][key] for key, answer in one["answers"].items()]
         print(f"| {name} | {speeds} | {sum(same)} of {len(same)} |")
-    print(
-        "\n| engine | stream beside | median gap, ms | longest, ms | requests beside, ms |\n"
-        + "|---" * 5
-        + "|"
-    )
+    columns = ["engine", "beside the stream", "median gap, ms", "longest, ms", "a request beside, ms"]
+    print(f"\n| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     for name, one in found.items():
         for what, streams in one["streams"].items():
             median = statistics.median(each["median"] for each in streams)
             longest = statistics.median(each["longest"][-1] for each in streams)
-            took = [took for each in streams for took in each["took"] if isinstance(took, float)]
+            took = [took for each in streams for took in each["took"]]
             beside = f"{statistics.median(took):.0f}" if took else ""
             print(f"| {name} | {what} | {median:.2f} | {longest:.2f} | {beside} |", flush=True)
 
@@ -134,22 +137,25 @@ def main() -> None:
     out = Path(options.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     heading("Serving on a GPU", ("lora-fs", "vllm", "torch", "triton"))
-    if options.urls:
-        urls = dict(pair.split("=", 1) for pair in options.urls.split(","))
-        engines: dict[str, subprocess.Popen[bytes]] = {}
-    else:
-        work = out / "work"
-        make_model(work / "model", options.layers)
-        engines = {name: start(name, work, out) for name in PORTS}
-        make_adapters(work, options.layers, options.rank, WARM + COLD * options.rounds)
-        urls = wait_ready(engines, {name: f"http://127.0.0.1:{port}" for name, port in PORTS.items()})
+    engines: dict[str, subprocess.Popen[bytes]] = {}
+    found: dict[str, Any] = {}
     try:
-        found = asyncio.run(measure(urls, options.rounds))
-        write_json(out / "serving.json", found)
+        if options.urls:
+            urls = dict(pair.split("=", 1) for pair in options.urls.split(","))
+        else:
+            work = out / "work"
+            make_model(work / "model", options.layers)
+            engines.update({name: start(name, work, out) for name in PORTS})
+            make_adapters(work, options.layers, options.rank, WARM + COLD * options.rounds)
+            urls = wait_ready(engines, {name: f"http://127.0.0.1:{port}" for name, port in PORTS.items()})
+        asyncio.run(measure(urls, options.rounds, found))
         for name in urls.keys() - {"stock"}:
             (out / f"{name}.metrics").write_text(httpx.get(f"{urls[name]}/metrics").text, encoding="utf-8")
+        if not found:
+            sys.exit("no engine answered: see their logs")
         tell(found)
     finally:
+        write_json(out / "serving.json", found)
         for engine in engines.values():
             engine.terminate()
 

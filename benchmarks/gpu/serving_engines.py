@@ -160,7 +160,7 @@ def make_adapters(work: Path, layers: int, rank: int, count: int) -> None:
 
 
 def wait_ready(engines: Mapping[str, subprocess.Popen[bytes]], urls: Mapping[str, str]) -> dict[str, str]:
-    """Those that answer; one that ended, or did not answer in time, is told."""
+    """The URLs of those that answer. Prints which ended, and which do not answer in time."""
     waiting, ready, limit = dict(engines), {}, time.monotonic() + START_S
     while waiting and time.monotonic() < limit:
         for name, engine in list(waiting.items()):
@@ -176,4 +176,4 @@ def wait_ready(engines: Mapping[str, subprocess.Popen[bytes]], urls: Mapping[str
         time.sleep(0.3)
     for name in waiting:
         print(f"{name} does not answer after {START_S} s")
-    return ready
+    return {name: ready[name] for name in urls if name in ready}

@@ -147,7 +147,7 @@ def compile_all(jobs: list[tuple[Case, str, Configs]]) -> int:
             peers.ours(work, peers.in_arena(work), peers.plan_of(work, configs[0].rows), configs)(0)
             torch.cuda.synchronize()
         except Exception:
-            # It is told with its reason when it is its turn to be timed.
+            # What it fails with comes up again when it is timed, and is kept there.
             failed += 1
     return failed
 
