@@ -30,8 +30,8 @@ if [ $rehearse ]; then
 else
   # They compile hundreds of kernels: half a minute in eight processes, where pytest-xdist is there.
   workers=$("$python" -c 'import os, xdist; print("-n", min(8, os.cpu_count()))' 2>/dev/null)
-  part tests 240 "$python" -m pytest -q -p no:cacheprovider $workers tests/ops/gpu
-  part rows 230 "$python" benchmarks/kernels/bench_gpu_ops.py --quick --seconds 200 \
+  part tests 120 "$python" -m pytest -q -p no:cacheprovider $workers tests/ops/gpu
+  part rows 330 "$python" benchmarks/kernels/bench_gpu_ops.py --quick --seconds 300 \
     --json "$out/rows.json" --plot "$out/rows.svg"
 fi
 exit $failed

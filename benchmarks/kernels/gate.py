@@ -15,7 +15,13 @@ EPSILON = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8, torch.float16: 2.0*
 
 
 def times_tolerance(
-    found: torch.Tensor, before: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan
+    found: torch.Tensor,
+    before: torch.Tensor,
+    x: torch.Tensor,
+    layer: Layer,
+    plan: Plan,
+    *,
+    rounds_product: bool = False,
 ) -> float:
     """The worst error in units of what is allowed: right if at most 1.
 
@@ -27,12 +33,17 @@ def times_tolerance(
         before: ``[T, N]``, what it was added to.
         x: ``[T, K]``.
         layer: on the same device.
+        rounds_product: of an operation that rounds what it adds to y before it adds, and so once more: its
+            own rounding is allowed, ``ε·|product|``.
     """
     wanted, magnitude = before.double(), torch.zeros_like(before, dtype=torch.float64)
     z = reference.shrink(x, layer, plan)
     reference.expand(wanted, z, layer, plan)
     reference.expand(magnitude, z.abs_(), _positive(layer), plan)
-    magnitude.add_(wanted.abs()).mul_(EPSILON[found.dtype]).add_(1e-5)
+    magnitude.add_(wanted.abs())
+    if rounds_product:
+        magnitude.add_((wanted - before).abs_())
+    magnitude.mul_(EPSILON[found.dtype]).add_(1e-5)
     error = wanted.sub_(found).abs_().div_(magnitude)
     worst = float(error.max().nan_to_num(math.inf)) if error.numel() else 0.0
     bare = torch.ones(plan.rows, dtype=torch.bool)

@@ -17,8 +17,6 @@ import torch
 from grid import MODELS, Case
 
 LEAST_MS = 2.0  # of one timed stretch
-# vLLM and csgmv round what is between shrink and expand to bf16, and have errors of up to 1.4 tolerances.
-PEERS_TOLERANCES = 2.0
 
 # For each way the time of one call, µs, round by round.
 Times = dict[str, list[float]]
@@ -55,23 +53,25 @@ def checked(
             refused[name] = call
             continue
         try:
-            errors[name] = check(work, call, twice=name == "ours")
+            rounds_product = name in peers.ROUND_THE_PRODUCT
+            errors[name] = check(work, call, twice=name == "ours", rounds_product=rounds_product)
         except Exception as error:
             # A peer that breaks on a case is told; the rest is measured.
             refused[name] = f"{type(error).__name__}: {error}"
             continue
-        if errors[name] <= (1 if name == "ours" else PEERS_TOLERANCES):
+        if errors[name] <= 1:
             right[name] = call
         else:
             refused[name] = f"{errors[name]:.3g} times the tolerance"
     return right, refused, errors
 
 
-def check(work: peers.Work, call: peers.Call, *, twice: bool) -> float:
+def check(work: peers.Work, call: peers.Call, *, twice: bool, rounds_product: bool = False) -> float:
     """The worst error of the first and the last copy, in units of what is allowed.
 
     Args:
         twice: whether a second run has to give the same bits.
+        rounds_product: see ``gate.times_tolerance``.
     """
     worst = 0.0
     layer, plan = work.layer(), work.plan
@@ -80,7 +80,9 @@ def check(work: peers.Work, call: peers.Call, *, twice: bool) -> float:
         try:
             call(copy)
             found = work.y[copy].clone()
-            worst = max(worst, gate.times_tolerance(found, before, work.x[copy], layer, plan))
+            x = work.x[copy]
+            error = gate.times_tolerance(found, before, x, layer, plan, rounds_product=rounds_product)
+            worst = max(worst, error)
             if twice:
                 work.y[copy].copy_(before)
                 call(copy)

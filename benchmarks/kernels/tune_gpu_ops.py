@@ -208,9 +208,7 @@ def time_module(
 
 def main() -> None:
     """Compile, then time module after module, twice."""
-    options = arguments(
-        __doc__ or "", only="", rounds=5, processes=14, seconds=0, json="tune.json", compile_only=False
-    )
+    options = arguments(__doc__ or "", only="", rounds=5, processes=14, seconds=0, json="tune.json")
     began = time.monotonic()
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     modules = [
@@ -225,7 +223,7 @@ def main() -> None:
             failed = sum(pool.map(compile_all, shares, chunksize=1))
             took = time.monotonic() - began
             print(f"round {number}: {len(jobs)} candidates, {failed} failed, after {took:.0f} s", flush=True)
-            for one in [] if options.compile_only else modules:
+            for one in modules:
                 if options.seconds and time.monotonic() - began > options.seconds:
                     print(f"left: {one.case.label} {one.name}")
                     continue

@@ -1,8 +1,8 @@
 """Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
-Those of half types were chosen by what ``benchmarks/kernels/tune_gpu_ops.py`` measured on an H100, of an 8B
-model's layers; the rest follows from the bytes under way. A test checks what the compiler makes of them: one
-address spilled at most, 16-byte loads, and room on a processor for all programs that a shrink counts on.
+Some sizes of half types were chosen by what each gave alone on an H100, of an 8B model's layers
+(docs/kernels.md); the others follow from the bytes under way, and nobody timed them. A test checks what the compiler makes of them: no
+spills, 16-byte loads, and room on a processor for all programs that a launch counts on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ LATENCY_NS = 800.0
 CACHE_BYTES_PER_NS = 5500.0
 # Of a batch that splits are chosen for: tiles with an adapter.
 USUAL_TILES = 8
-# Of an expand, for each processor: more than run at once, so that one that ends makes room for the next.
-EXPAND_WAVES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Expand:
 
     Attributes:
         rows: a divisor of those of the plan's tiles.
-        programs: the most of a launch.
+        programs: the most of a launch; no more than run at once.
         early: launch while the shrink still runs, and let the next kernel do so.
     """
 
@@ -164,8 +162,9 @@ def expand_config(
     if rows > FEWEST_ROWS and ranks > 16:
         # Small pieces would read so much of B once for each.
         return Expand(64, ranks, _dividing(64, gcd(*outputs)), 2 * processors)
-    columns, warps = _dividing(256, gcd(*outputs)), 4 if ranks == 16 else 8
-    return Expand(FEWEST_ROWS, ranks, columns, EXPAND_WAVES * processors, warps)
+    # Ranks up to 16 are one block, with nothing to load ahead.
+    waves, warps, stages = (4, 4, 1) if ranks == 16 else (2, 8, 2)
+    return Expand(FEWEST_ROWS, ranks, _dividing(256, gcd(*outputs)), waves * processors, warps, stages)
 
 
 def _power(rank: int) -> int:

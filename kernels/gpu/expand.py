@@ -54,10 +54,9 @@ def sum_planes(
     MOST_SPLITS: tl.constexpr,
 ):
     """The planes' sum, always in the same order, fp32 ``[ROWS, RANKS]``; 0 from rank ``high`` on."""
-    # Planes under way at once: as many as there may be, and registers have room for. More would load nothing.
-    FITTING: tl.constexpr = 4096 // (ROWS * RANKS)
-    MOST: tl.constexpr = FITTING if FITTING < MOST_SPLITS else MOST_SPLITS
-    UNROLL: tl.constexpr = MOST if MOST > 1 else 1
+    # Planes under way at once: no more than there may be, or than registers have room for.
+    FITTING: tl.constexpr = 4 if ROWS * RANKS <= 512 else 2 if ROWS * RANKS <= 1024 else 1
+    UNROLL: tl.constexpr = FITTING if FITTING < MOST_SPLITS else MOST_SPLITS
     z = tl.zeros([ROWS, RANKS], dtype=tl.float32)
     for split in range(0, splits, UNROLL):
         for i in tl.static_range(UNROLL):

@@ -70,6 +70,34 @@ def test_a_wrong_way_is_refused(
     assert refused["absent"] == "no such wheel"
 
 
+def test_a_peer_is_held_to_its_own_arithmetic(
+    scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that rounds the product before it adds may err by that rounding, and by no more."""
+    work = make_work(scripts, copies=1)
+
+    def rounding(copy: int, times: float = 1.0) -> None:
+        x, y = work.x[copy], work.y[copy]
+        for slot, adapter in enumerate(work.adapters):
+            rows, begin = work.slots == slot, 0
+            for a, b in zip(adapter.a, adapter.b, strict=True):
+                z = (x[rows].float() @ a.float().T).to(y.dtype)
+                product = (z.float() @ b.float().T * times).to(y.dtype)
+                y[rows, begin : begin + b.shape[0]] += product
+                begin += b.shape[0]
+
+    def wrong(copy: int) -> None:
+        rounding(copy, times=1.02)
+
+    strict = scripts.gpu_timing.check(work, rounding, twice=False)
+    ways: dict[str, Callable[[int], None] | str] = {"vllm": rounding, "csgmv": wrong}
+    monkeypatch.setattr(scripts.peers, "ways", lambda work, without: ways)
+    right, refused, errors = scripts.gpu_timing.checked(work, {})
+    assert list(right) == ["vllm"]
+    assert errors["vllm"] < strict
+    assert "times the tolerance" in refused["csgmv"]
+
+
 def test_ours_has_to_be_the_same_twice(scripts: SimpleNamespace) -> None:
     """A result within the tolerance that differs between two runs is refused."""
     work = make_work(scripts, copies=1)

@@ -49,9 +49,10 @@ class OnDevice(Planned):
         ids = mapping.index_mapping
         self.named = len(self.tokens.table) > 0 or ids.count(0) < len(ids)
         self.tokens_there.upload(self.tokens)
-        # In a step that only decodes they are one plan.
-        self.sampled_there = self.tokens_there if self.sampled is self.tokens else self._sampled_apart
-        if self.sampled is not self.tokens:
+        if self.sampled is self.tokens:  # a step that only decodes
+            self.sampled_there = self.tokens_there
+        else:
+            self.sampled_there = self._sampled_apart
             self.sampled_there.upload(self.sampled)
 
     def bind(self, path: str, target: Target) -> Any:
