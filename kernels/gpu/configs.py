@@ -1,8 +1,9 @@
 """Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
 Some sizes of half types were chosen by what each gave alone on an H100, of an 8B model's layers
-(docs/kernels.md); the others follow from the bytes under way, and nobody timed them. A test checks what the compiler makes of them: no
-spills, 16-byte loads, and room on a processor for all programs that a launch counts on.
+(docs/kernels.md); the others follow from the bytes under way, and nobody timed them. A test checks what the
+compiler makes of them: no spills, 16-byte loads, and room on a processor for all programs that a launch
+counts on.
 """
 
 from __future__ import annotations
