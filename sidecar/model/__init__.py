@@ -20,6 +20,7 @@ from lora_fs.sidecar.model.names import (
     tells_bytes,
 )
 from lora_fs.sidecar.model.records import (
+    STORE_STATE,
     AdapterSpec,
     Canary,
     FileEntry,
@@ -54,6 +55,7 @@ __all__ = [
     "API_VERSION",
     "RESERVED_NAMESPACES",
     "SEGMENT",
+    "STORE_STATE",
     "AdapterKey",
     "AdapterSpec",
     "AdapterStatus",

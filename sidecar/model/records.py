@@ -13,6 +13,10 @@ from lora_fs.sidecar.model.stored import Stored, one_by_one
 _LORA_SHAPES: dict[LoraShape, LoraShape] = {}
 _MOST_LORA_SHAPES = 1_024
 
+# The label of a revision from a store that another system keeps: the state of its folder there; "" once that
+# state is gone. A withdrawn revision with it remembers that this state was registered once.
+STORE_STATE = "lora-fs/nim-fingerprint"
+
 
 class PolicyKind(StrEnum):
     """When an adapter is in the engine."""

@@ -155,6 +155,7 @@ class ReplicaStatus(Stored):
     Attributes:
         engine: "ready", "unknown" or "rejected: …".
         adapters: by served name; ``counts`` alone has unloaded ones.
+        adapters_left_out: that wait or failed, and for which ``adapters`` has no room.
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
@@ -176,6 +177,7 @@ class ReplicaStatus(Stored):
     updated_at: str = ""
     counts: Annotated[dict[str, int], one_by_one(int), AfterValidator(_renamed)] = Field(default={})
     adapters: Annotated[dict[str, AdapterStatus], one_by_one(AdapterStatus)] = Field(default={})
+    adapters_left_out: int = Field(default=0, ge=0)
     recent: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
     conditions: Annotated[tuple[str, ...], FailFast()] = ()
     conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})

@@ -6,7 +6,7 @@ Pure: each call builds it from memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,8 @@ from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.residents.probe import NO_EFFECT
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+
+MOST_UNLOADED = 1024  # that a report tells of: 400 kB of its 4 MiB
 
 
 def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
@@ -39,6 +41,27 @@ def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, Ada
     found = {one.name: _status(one, residents, now, catalog) for one in told_of}
     told = {name: status for name, status in found.items() if status.phase is not Phase.UNLOADED}
     return {**_draining(residents, catalog), **told, **dict(_conflicts(catalog))}
+
+
+def bounded(
+    told: Mapping[str, AdapterStatus], recent: Collection[str], most: int = MOST_UNLOADED
+) -> tuple[dict[str, AdapterStatus], int]:
+    """The statuses that a report holds, and how many it leaves out.
+
+    It holds each adapter that is loaded, loads or leaves. Of those that wait or failed it holds ``most``:
+    those of ``recent`` series first, for which ``--wait`` looks, then the failed ones.
+    """
+
+    def rank(of: tuple[str, AdapterStatus]) -> tuple[bool, bool]:
+        key = AdapterKey(*of[1].key)
+        changed = {str(key), f"{key.scope}/.active/{key.name}"}
+        return changed.isdisjoint(recent), of[1].phase is Phase.PENDING
+
+    loaded = {name: one for name, one in told.items() if one.phase not in (Phase.PENDING, Phase.FAILED)}
+    others = [(name, one) for name, one in told.items() if name not in loaded]
+    if len(others) > most:
+        others.sort(key=rank)
+    return {**loaded, **dict(others[:most])}, max(0, len(others) - most)
 
 
 def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import ChangedBy, EventList, ReplicaStatus
 from lora_fs.sidecar.reconcile.limits import limits_of
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.status import bounded
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -100,12 +101,13 @@ class Reporter:
             await self._report(replica)
 
     async def _report(self, replica: Replica) -> None:
-        told, counts = replica.notable()
-        told = replica.dated(told)
+        notable, counts = replica.notable()
+        told = replica.dated(notable)
         readiness, recent = replica.readiness(), self._volume.recent
         downloads = dict(replica.downloads())
         limits = limits_of(self._expectation, *replica.facts())
-        content = (told, counts, readiness, recent, downloads, limits)
+        adapters, left_out = bounded(told, recent)
+        content = (adapters, counts, readiness, recent, downloads, limits)
         now = self._clock()
         if content != self._written or now - self._written_at >= HEARTBEAT_S:
             self._heartbeat += 1
@@ -119,7 +121,8 @@ class Reporter:
                 heartbeat=self._heartbeat,
                 updated_at=_time(),
                 counts=dict(counts),
-                adapters=dict(told),
+                adapters=adapters,
+                adapters_left_out=left_out,
                 recent=dict(recent),
                 conditions=readiness.conditions,
                 conditions_since=dict(readiness.since),

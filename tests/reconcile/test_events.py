@@ -21,11 +21,13 @@ from lora_fs.sidecar.model import (
     Canary,
     Event,
     EventList,
+    Phase,
     Policy,
     PolicyKind,
     ReplicaStatus,
 )
 from lora_fs.sidecar.reconcile import status_file
+from lora_fs.sidecar.reconcile.status import MOST_UNLOADED, bounded
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
@@ -49,6 +51,36 @@ keys = st.none() | st.builds(
 happenings = st.lists(
     st.tuples(st.sampled_from(["Loaded", "Failed"]), st.sampled_from("abcdefghijkl"), keys), max_size=400
 )
+
+
+def told_of(phase: Phase, name: str) -> AdapterStatus:
+    return AdapterStatus(key=("default", "tiny", "v1", name), generation=1, phase=phase, message="w" * 200)
+
+
+def test_a_report_has_room_whatever_waits() -> None:
+    """Twelve thousand eager adapters of which few fit: what is loaded is told, and the report is written."""
+    told = {f"w{number:05d}": told_of(Phase.PENDING, f"w{number:05d}") for number in range(12_000)}
+    told |= {f"f{number}": told_of(Phase.FAILED, f"f{number}") for number in range(3)}
+    told |= {f"r{number}": told_of(Phase.READY, f"r{number}") for number in range(8)}
+    recent = ("default/tiny/v1/w11999", "default/tiny/.active/w11998")
+    kept, left_out = bounded(told, recent)
+    assert len(kept) + left_out == len(told)
+    assert len(kept) == MOST_UNLOADED + 8
+    assert kept.keys() >= {"w11999", "w11998", "f0", "f2", "r0", "r7"}
+    status = ReplicaStatus(
+        replica="r0", model="tiny", namespaces=("default",), adapters=kept, adapters_left_out=left_out
+    )
+    assert decode(ReplicaStatus, seal(status)).adapters == kept
+
+
+@given(st.dictionaries(st.text(max_size=3), st.sampled_from(Phase), max_size=12), st.integers(0, 5))
+def test_a_report_leaves_out_nothing_that_is_loaded(phases: dict[str, Phase], most: int) -> None:
+    """Only what waits or failed, and only what is over the bound."""
+    told = {name: told_of(phase, name) for name, phase in phases.items()}
+    kept, left_out = bounded(told, (), most)
+    others = {name for name, phase in phases.items() if phase in (Phase.PENDING, Phase.FAILED)}
+    assert told.keys() - kept.keys() <= others
+    assert left_out == len(told) - len(kept) == max(0, len(others) - most)
 
 
 class Moments:

@@ -11,10 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_fs.sidecar.model import AdapterKey, Quota, Scope
-from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
+from lora_fs.sidecar.model import STORE_STATE, AdapterKey, Quota, Scope
+from lora_fs.sidecar.reconcile.watch.flat_store import FlatStore
 from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S, RETRY_S
 from lora_fs.sidecar.registry.lifecycle import amend, artifacts, copying, ingest, release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
@@ -102,6 +104,36 @@ def test_new_bytes_are_the_next_revision(site: Site) -> None:
     assert [record.revision for _, _, record in site.view.desired.active()] == ["v1"]
 
 
+def collected(site: Site) -> list[str]:
+    """What repeated runs of gc remove of the history, whatever its age."""
+    found = []
+    for _ in range(4):
+        garbage = gc.find(site.registry, SCOPE, frozenset(), 0.0, history_s=0.0)
+        found += [one.path.name for one in garbage if one.what is What.HISTORY]
+        collect(garbage)
+    site.view.refresh(force=True)
+    return found
+
+
+def test_gc_forgets_no_withdrawal_of_a_folder_that_lies_there(site: Site) -> None:
+    """A person withdrew it, and its tombstone is old: it stays withdrawn until its files change, or go."""
+    for number in range(2):
+        write_adapter(site.store / f"a{number}", seed=number)
+    assert site.rounds() == ["a0", "a1"]
+    release.unregister(site.registry, SCOPE, "a0", writer="person", all_revisions=True)
+    collected(site)
+    assert site.rounds() == ["a1"]
+    write_adapter(site.store / "a0", seed=7)
+    assert site.rounds() == ["a0", "a1"]
+    assert "a0.@00000003.json" in collected(site)
+    release.unregister(site.registry, SCOPE, "a0", writer="person", all_revisions=True)
+    shutil.rmtree(site.store / "a0")
+    assert site.rounds() == ["a1"]
+    collected(site)
+    assert not list(site.registry.layout.root.glob("default/*/*/a0*"))
+    assert site.rounds() == ["a1"]
+
+
 def test_taken_away_is_withdrawn_and_back_is_back(site: Site, tmp_path: Path) -> None:
     """Also when it comes back exactly as it was, as by a `mv` and a `mv` back."""
     for number in range(2):
@@ -179,7 +211,7 @@ def test_the_label_says_where_it_came_from(site: Site) -> None:
     write_adapter(site.store / "a0")
     site.rounds()
     (record,) = site.view.desired.records.values()
-    assert len(record.spec.labels[LABEL]) == 32
+    assert len(record.spec.labels[STORE_STATE]) == 32
     assert record.spec.source.uri == (site.store / "a0").as_uri()
 
 

@@ -122,7 +122,7 @@ async def at_rest(client: httpx.AsyncClient, before: dict[str, int]) -> dict[str
 
 
 @pytest.mark.parametrize(
-    "count", [24, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])]
+    "count", [24, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(14400)])]
 )
 def test_nothing_is_left_of_adapters_that_went(tmp_path: Path, count: int) -> None:
     """No metric series, task, thread, lock, lease or file descriptor, and no name in the engine."""

@@ -99,6 +99,29 @@ def test_a_namespace_that_requires_evaluations(site: Site) -> None:
     assert site.adopter.refusals() == {}
 
 
+@pytest.mark.parametrize("how", ["served", "tried"])
+def test_changed_files_do_not_pass_the_gate_of_those_before(site: Site, how: str) -> None:
+    """What the name serves, or a canary tries, stays as it was evaluated, until the old files are back."""
+    write_adapter(site.folder)
+    assert site.settle() == {"dropped": "v1"}
+    revision = "v1" if how == "served" else "v2"
+    bounds = {"namespace": site.scope.namespace, "writer": "t", "updated_at": ""}
+    site.registry.accounts.write(Quota.model_validate({**bounds, "require_evaluation": "pass_rate>=0.9"}))
+    if how == "tried":
+        write_adapter(site.at("v2", "dropped"), seed=2)
+        assert site.settle() == {"dropped": "v1"}
+        release.set_canary(site.registry, site.scope, "dropped", "v2", 10, writer="t")
+    known = site.at(revision, "dropped")
+    write_adapter(known, seed=3)
+    assert site.settle() == {"dropped": "v1"}
+    assert site.step(100) == {"dropped": "v1"}
+    assert site.generation(revision) == 1
+    assert "GateNotPassed" in site.refusal(revision=revision)
+    write_adapter(known, seed=0 if how == "served" else 2)
+    assert site.settle() == {"dropped": "v1"}
+    assert site.adopter.refusals() == {}
+
+
 def test_a_growing_file_is_still_being_copied(site: Site) -> None:
     """As long as sizes or times change the settle time begins again."""
     write_adapter(site.folder)
@@ -341,6 +364,35 @@ def test_another_adopter_at_work_is_waited_for(site: Site) -> None:
     assert site.settle() == {}
     assert not site.adopter.waiting()
     path.unlink()
+    assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
+
+
+def test_a_volume_that_takes_no_lockfile(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease only saves work: a folder is adopted without one, or the volume's reason is told."""
+    leases = site.registry.layout.leases
+    for left in leases.iterdir():
+        left.unlink()
+    leases.rmdir()
+    leases.touch()
+    write_adapter(site.folder)
+    with monkeypatch.context() as patch:
+        fail(patch, "link", errno.ENOSPC, times=1 << 30)
+        assert site.settle() == {}
+        assert "the volume is full" in site.refusal()
+    assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
+    site.registry.accounts.write(Quota(namespace="default", adapters=9, writer="t", updated_at=""))
+    write_adapter(site.at("v1", "second"), seed=1)
+    assert site.settle() == {"dropped": "v1", "second": "v1"}
+
+
+def test_a_mount_without_writes_leaves_it_to_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica on it adopts nothing, and complains of nothing."""
+    write_adapter(site.folder)
+    monkeypatch.setattr(adopt, "is_read_only", lambda _: True)
+    with monkeypatch.context() as patch:
+        fail(patch, "open", errno.EROFS, times=1 << 30, when=lambda path, *_, **__: ".leases" in str(path))
+        assert site.settle() == {}
+        assert site.refusal() == ""
     assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
 
 

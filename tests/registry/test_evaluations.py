@@ -84,7 +84,7 @@ def test_a_gate_that_comes_while_one_registers(site: Site, monkeypatch: pytest.M
             site.put(2)
     assert site.state() == ("v1", {"v1", "v2"})
     assert announced == [1]
-    with pytest.raises(GateNotPassed, match="register it with --no-activate"):
+    with pytest.raises(GateNotPassed, match="with --no-activate, evaluate it"):
         site.put(3)
     assert site.state() == ("v1", {"v1", "v2"})
 

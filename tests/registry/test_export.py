@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import tarfile
@@ -223,6 +224,25 @@ def test_damaged_files_are_told_and_the_export_stays_readable(filled: Registry, 
     contents = archive.read(file)
     assert not contents.has_files_of(contents.records[V1])
     assert contents.end.left_out == 3
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("file", ["adapter_config.json", "README.md"])
+def test_a_file_that_cannot_be_read_is_left_out_alone(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, file: str
+) -> None:
+    """One folder that this user may not search, or a disk that fails, fails no backup of the others."""
+    closed = filled.layout.resolve(filled.latest(filled.records(C1))[1].spec.path)  # type: ignore[union-attr]
+    for call in ("open", "stat", "lstat"):
+
+        def reached(path: object, *_: object, **__: object) -> bool:
+            return str(path) == str(closed / file)
+
+        fail(monkeypatch, call, code, times=1 << 30, when=reached)
+    done = export.to_file(filled, filled.scopes(), tmp_path / "out.tar", artifacts=True)
+    assert [f"{C1}: {closed / file} is not there or cannot be read" in one for one in done.left_out] == [True]
+    assert done.adapters == 3
+    assert archive.read(tmp_path / "out.tar").end.left_out == 1
 
 
 @pytest.mark.parametrize("what", ["token", "size", "pointer"])

@@ -348,6 +348,16 @@ def test_a_folder_that_cannot_be_served_is_told_and_stays(two: Registry, scope: 
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+def test_a_file_beside_adapters_is_no_adapter(two: Registry, scope: Scope) -> None:
+    """Notes and checksums are people's own: nothing is wrong with them, and nothing adopts them."""
+    folder = two.layout.revision(scope, "v1")
+    (folder / "README.md").write_text("what v1 is")
+    (folder / "SHA256SUMS").write_text("x")
+    assert kinds(two) == []
+    (folder / "b1").symlink_to(folder / "gone")
+    assert kinds(two) == ["no-record"]
+
+
 def test_what_is_young_is_passed_over(two: Registry, scope: Scope) -> None:
     """A folder being dropped and a copy under way are nobody's leftovers yet."""
     write_adapter(two.layout.artifact(AdapterKey(*scope, "v1", "b1")))

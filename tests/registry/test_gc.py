@@ -242,11 +242,14 @@ def test_temporary_names_come_first(registry: Registry, scope: Scope, key: Adapt
 def test_old_hints_go(registry: Registry, key: AdapterKey) -> None:
     """Reports and leases of a day ago are of the dead; younger ones stay, whatever age is asked for."""
     status, lock = report(registry, key), registry.layout.lease("adopt-x")
-    lock.touch()
-    assert not {status, lock} & set(found(registry))
-    age(status, DAY_S + 1)
-    age(lock, DAY_S + 1)
-    assert {status, lock} <= set(found(registry))
+    broken = [lock.with_name(f"{lock.name}.{how}.71.{'0' * 32}") for how in ("break", "restore")]
+    hints = {status, lock, *broken}
+    for one in (lock, *broken):
+        one.touch()
+    assert not hints & set(found(registry))
+    for one in hints:
+        age(one, DAY_S + 1)
+    assert hints <= set(found(registry))
 
 
 def test_what_its_going_frees_is_told(registry: Registry, scope: Scope, key: AdapterKey) -> None:

@@ -20,6 +20,7 @@ from lora_fs.sidecar.registry.format.layout import parse_generation
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume.leases import Turn
 from tests.registry.conftest import MakeAdapter
 from tests.registry.test_operations import put, served
 
@@ -96,8 +97,8 @@ def test_over_the_quota_beside_another(
     publish, source = late.append, make_adapter("second", 21)
 
     @contextmanager
-    def broken(path: Path, *, wait_s: float) -> Iterator[bool]:
-        yield True
+    def broken(path: Path, *, wait_s: float) -> Iterator[Turn]:
+        yield Turn(held=True)
 
     def beside(*arguments: Any, **options: Any) -> Any:
         """Another host registers before the write, and the same bytes after it."""

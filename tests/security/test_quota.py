@@ -18,6 +18,7 @@ from lora_fs.sidecar.registry.lifecycle import copying, release
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.quota import WINDOW_S, Accounts
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume.leases import Turn
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.test_adopt import Site
@@ -125,8 +126,8 @@ def test_writers_at_once(
     late, scope = Registry(registry.layout.root), Scope("default", "tiny")
 
     @contextmanager
-    def broken(path: Path, *, wait_s: float) -> Iterator[bool]:
-        yield True
+    def broken(path: Path, *, wait_s: float) -> Iterator[Turn]:
+        yield Turn(held=True)
 
     monkeypatch.setattr(quota, "lease", broken)
     publish = late.append

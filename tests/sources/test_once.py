@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.registry.lifecycle import fetch_cache
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry.lifecycle import fetch_cache, ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.sources import known
-from lora_fs.sidecar.sources.offer import Offer, Options, Piece
+from lora_fs.sidecar.sources.offer import Meter, Offer, Options, Piece
 from lora_fs.sidecar.sources.receive import transfer
+from lora_fs.sidecar.sources.receive.fetch import bring
 from lora_fs.sidecar.sources.uri import Uri, parse
+from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Command, LoraFs, WebServer, left_in, tar_of
 from tests.sources.test_web import record
@@ -33,7 +43,7 @@ def test_a_killed_download_is_gone_on_from(lora_fs: LoraFs, web: WebServer, larg
 
     def noted() -> int:
         """How much of it has arrived by the notes; 0 before there are any."""
-        notes = root.glob("default/tiny/.incoming/fetch-*/.archive.part.json")
+        notes = root.glob("default/tiny/.incoming/fetch-*/.archive.*.part.json")
         return sum(end for note in notes for _, end in json.loads(note.read_text())["arrived"][:1])
 
     deadline = time.monotonic() + 60
@@ -78,8 +88,6 @@ def test_what_was_noted_and_is_not_there_is_not_relied_on(tmp_path: Path) -> Non
     data = bytes(range(256)) * 4096
 
     def read(start: int, end: int | None) -> Any:
-        from contextlib import nullcontext
-
         return nullcontext(iter([data[start:end]]))
 
     for number, notes in enumerate(
@@ -94,16 +102,88 @@ def test_what_was_noted_and_is_not_there_is_not_relied_on(tmp_path: Path) -> Non
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "x.part").write_bytes(b"wrong" * 100)
-        (folder / "x.part.json").write_text(notes)
+        (folder / f"x.{'0' * 16}.part").write_bytes(b"wrong" * 100)
+        (folder / f"x.{'0' * 16}.part.json").write_text(notes)
         piece = Piece("x", len(data), read)
         transfer.fetch(piece, folder / "x", folder, "test://", _meter())
         assert (folder / "x").read_bytes() == data
+        assert [entry.name for entry in folder.iterdir()] == ["x"]
 
 
-def _meter() -> Any:
-    from lora_fs.sidecar.sources.offer import Meter
+@pytest.mark.parametrize("ranged", [True, False])
+def test_a_fetch_that_wakes_changes_nothing(ranged: bool, tmp_path: Path) -> None:
+    """The later fetch takes over what arrived; the earlier one ends, and no byte is another's."""
+    data, half = random.Random(1).randbytes(1 << 20), 1 << 19
+    stands_still, wakes = threading.Event(), threading.Event()
 
+    def stalling(start: int, _: int | None) -> Any:
+        def chunks() -> Iterator[bytes]:
+            yield data[start:half]
+            stands_still.set()
+            assert wakes.wait(60)
+            yield data[half:]
+
+        return nullcontext(chunks())
+
+    asked = list[int]()
+
+    def rest(start: int, end: int | None) -> Any:
+        asked.append(start)
+        return nullcontext(iter([data[start:end]]))
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(_fetch, Piece("x", len(data), stalling, ranged=ranged), tmp_path)
+        assert stands_still.wait(60)
+        if ranged:
+            await_path(tmp_path, "x.*.part.json")
+        _fetch(Piece("x", len(data), rest, ranged=ranged), tmp_path)
+        assert (tmp_path / "x").read_bytes() == data
+        wakes.set()
+        with pytest.raises(VolumeUnavailable, match="took this fetch over"):
+            first.result(60)
+    assert asked == [half if ranged else 0]
+    assert (tmp_path / "x").read_bytes() == data
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def await_path(folder: Path, pattern: str) -> None:
+    """Until the fetch has written its note, once a second."""
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, list(folder.iterdir())
+        time.sleep(0.02)
+
+
+def _fetch(piece: Piece, folder: Path) -> None:
+    transfer.fetch(piece, folder / "x", folder, "test://", _meter())
+
+
+def test_a_folder_that_goes_meanwhile_is_told(tmp_path: Path) -> None:
+    """Another process that registers what it fetched moves the folder away."""
+
+    def read(start: int, end: int | None) -> Any:
+        shutil.rmtree(tmp_path / "fetch")
+        return nullcontext(iter([b"{}"[start:end]]))
+
+    (tmp_path / "fetch").mkdir()
+    offer = Offer("test://x", "v1", (Piece(CONFIG, 2, read),))
+    with pytest.raises(VolumeUnavailable, match="is gone: another process took this fetch over"):
+        bring(offer, tmp_path / "fetch", _meter())
+
+
+def test_what_is_not_what_arrived_is_not_registered(registry: Registry, scope: Scope, tmp_path: Path) -> None:
+    """The hash of what the source sent decides, also where the files that lie there are an adapter."""
+    source = write_adapter(tmp_path / "sql")
+    arrived = {WEIGHTS: hashlib.sha256((source / WEIGHTS).read_bytes()).hexdigest()}
+    wanted = Registration("sql", source, "test://sql", hashes=arrived)
+    assert ingest.register(registry, scope, wanted, Expectation(), writer="test").changed
+    wanted = replace(wanted, name="other", hashes={WEIGHTS: "0" * 64})
+    with pytest.raises(VolumeUnavailable, match=f"{WEIGHTS} changed after it arrived"):
+        ingest.register(registry, scope, wanted, Expectation(), writer="test")
+    assert not list(registry.layout.root.glob("default/*/*/other*"))
+
+
+def _meter() -> Meter:
     return Meter(1 << 30, 30.0)
 
 
@@ -220,7 +300,7 @@ def test_waiting_is_bounded(
     clock, asked, real = Clock(), list[float](), leases.lease
 
     @contextmanager
-    def waited(path: Path, *, wait_s: float) -> Iterator[bool]:
+    def waited(path: Path, *, wait_s: float) -> Iterator[leases.Turn]:
         """The waits alone take time."""
         asked.append(clock())
         clock.sleep(wait_s)
@@ -249,8 +329,6 @@ class Slow:
         self.uri, self.closed = uri, False
 
     def look(self) -> Offer:
-        from contextlib import nullcontext
-
         folder = Path("/" + "/".join(self.uri.path))
         pieces = []
         for name in (CONFIG, WEIGHTS):

@@ -122,7 +122,7 @@ def register(
             size = offer.size_bytes or 0
             fetching.tell(CHECKING, size, offer.size_bytes)
             ready = replace(wanted, source=got.folder, uri=offer.uri, pin=offer.recorded)
-            ready = replace(ready, takes=got.fresh)
+            ready = replace(ready, takes=got.fresh, hashes=got.hashes)
             done = ingest.register(registry, scope, ready, expectation, writer=writer, progress=progress)
             got.record = done.record
             return replace(done, restored=True) if done.record.key == got.mended else done

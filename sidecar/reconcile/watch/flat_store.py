@@ -13,12 +13,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import JsonObject, Record, Scope, check_segment
+from lora_fs.sidecar.model import STORE_STATE, JsonObject, Record, Scope, check_segment
 from lora_fs.sidecar.registry.drops.candidates import Candidates
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.amend import amend
@@ -32,8 +32,6 @@ from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
 
-# The state of its folder, on a revision from a flat store; "" if the folder was taken away.
-LABEL = "lora-fs/nim-fingerprint"
 TOLD = 20
 
 
@@ -64,6 +62,7 @@ class FlatStore:
         self._writer, self._desired, self._changed, self._clock = writer, desired, changed, clock
         self._candidates = Candidates[Path]()
         self._gone_once: set[str] = set()
+        self._unneeded_once: set[str] = set()
         self._problem: str | None = None
         self._stop = threading.Event()
 
@@ -111,13 +110,14 @@ class FlatStore:
         desired = self._desired()
         records: dict[str, list[Record]] = {}
         for record in desired.records_of(self._scope).values():
-            if LABEL in record.spec.labels:
+            if STORE_STATE in record.spec.labels:
                 records.setdefault(record.name, []).append(record)
         for folder in self._candidates.keys() - folders.values():
             del self._candidates[folder]
         changed = False
         for name, folder in folders.items():
             changed |= self._consider(name, folder, records.get(name, []))
+        self._let_go({name: some for name, some in records.items() if name not in folders})
         served = {name for _, name, record in desired.active() if record in records.get(name, ())}
         return self._withdraw(served - folders.keys(), len(served)) or changed
 
@@ -126,7 +126,7 @@ class FlatStore:
         sight = self._candidates.look(folder, folder, now)
         if sight is None:
             return False
-        if sight.fingerprint in {one.spec.labels[LABEL] for one in records}:
+        if sight.fingerprint in {one.spec.labels[STORE_STATE] for one in records}:
             self._candidates.pop(folder, None)
             return False
         candidate = self._candidates.settled(folder, folder, sight, self.settle_s, now)
@@ -140,21 +140,40 @@ class FlatStore:
                 name,
                 real_path(folder.parent) / folder.name,
                 folder.as_uri(),
-                labels={LABEL: sight.fingerprint},
+                labels={STORE_STATE: sight.fingerprint},
                 again=False,
                 origin="import",
                 resolved=True,
                 fingerprint=sight.fingerprint,
             )
             with lease(self._registry.layout.lease(task), wait_s=0) as had:
-                if not had:
+                if had.is_anothers:
                     return False
                 ingest.register(self._registry, self._scope, wanted, self._expectation, writer=self._writer)
+                self._clear(records)
         except LoraFsError as error:
             return self._candidates.failed(folder, candidate, error, now)
         del self._candidates[folder]
         logger.info("adopted %s", folder, extra=event("adopted", adapter=f"{self._scope}: {name}"))
         return True
+
+    def _let_go(self, gone: Mapping[str, list[Record]]) -> None:
+        """Clear the marks of withdrawn names whose folders two looks missed: gc keeps tombstones for them."""
+        marked = {name for name, records in gone.items() if any(map(_is_kept, records))}
+        twice, self._unneeded_once = marked & self._unneeded_once, marked - self._unneeded_once
+        for name in sorted(twice):
+            self._clear(gone[name])
+
+    def _clear(self, records: list[Record]) -> None:
+        """Clear the marks of withdrawn revisions, where the folder has another state now, or is gone."""
+
+        def build(newest: Record | None) -> JsonObject | None:
+            if newest is None or not _is_kept(newest):
+                return None
+            return {"spec": {**newest.spec.model_dump(mode="json"), **_taken_away(newest)}}
+
+        for record in filter(_is_kept, records):
+            self._registry.append(self._registry.records(record.key), build, writer=self._writer)
 
     def _withdraw(self, gone: set[str], known: int) -> bool:
         if len(gone) > max(5, known // 5):
@@ -179,6 +198,11 @@ class FlatStore:
         return bool(twice)
 
 
+def _is_kept(record: Record) -> bool:
+    """Whether it is withdrawn, and the only memory that its folder's state was registered."""
+    return not record.present and bool(record.spec.labels.get(STORE_STATE))
+
+
 def _taken_away(record: Record) -> JsonObject:
     """Clear the mark of the folder's state, so that any replica registers the folder if it comes back."""
-    return {"labels": {**record.spec.labels, LABEL: ""}} if LABEL in record.spec.labels else {}
+    return {"labels": {**record.spec.labels, STORE_STATE: ""}} if STORE_STATE in record.spec.labels else {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, OperatorError
+from lora_fs.sidecar.errors import CorruptRecord, InputError, OperatorError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Begin, End, Tally, check
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name
@@ -32,6 +32,7 @@ from lora_fs.sidecar.registry.volume import atomic
 
 RACES = 8  # reads of one series, each of which met another generation
 FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass(slots=True)
@@ -159,8 +160,8 @@ def _add_files(members: _Members, layout: Layout, record: Record, done: Exported
         path = folder / file
         try:
             handle = open_regular(path)
-        except (OSError, LoraFsError) as error:
-            unread = path.exists() and not path.is_symlink() and not isinstance(error, InputError)
+        except (OSError, InputError) as error:
+            unread = isinstance(error, OSError) and error.errno not in ABSENT
             if file in wanted or unread:
                 done.left_out.append(f"{record.key}: {path} is not there or cannot be read: {error}")
             continue
@@ -243,5 +244,6 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
         kind = OperatorError if error.errno in FAULTS else InputError
         raise kind(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
     return done

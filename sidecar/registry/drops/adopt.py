@@ -29,6 +29,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.registry.volume.mounts import is_read_only
 from lora_fs.sidecar.validate import Expectation
 
 __all__ = ["RETRY_S", "Adopter"]
@@ -193,8 +194,8 @@ class Adopter:
         candidate.not_before = self._clock() + RETRY_S
         self._candidates[key] = self._candidates.pop(key)  # behind those not tried yet
         with lease(self._registry.layout.lease(task), wait_s=0) as had:
-            if not had:
-                return False
+            if had.is_anothers or (had.failure is not None and is_read_only(folder)):
+                return False  # another replica adopts it
             try:
                 source = self._find(folder)
                 if source is None:

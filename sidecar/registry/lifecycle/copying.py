@@ -9,7 +9,7 @@ the source once, and reads nothing of it by its path again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,13 @@ class Judged:
     @property
     def digest(self) -> str:
         return artifacts.digest_of(self.files)
+
+    def check_arrived(self, hashes: Mapping[str, str]) -> None:
+        """Raise VolumeUnavailable where a file is not what arrived, by its SHA-256."""
+        for entry in self.files:
+            if hashes.get(entry.path, entry.sha256) != entry.sha256:
+                called = self.source.called
+                raise VolumeUnavailable(f"{called}: {entry.path} changed after it arrived: fetch it again")
 
 
 @contextmanager

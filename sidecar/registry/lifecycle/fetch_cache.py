@@ -4,7 +4,7 @@ The holder of a source's lease fetches it into ``.incoming/fetch-<key>``, where 
 and the pin. After a kill the next caller resumes there: the key stands for the same bytes. The caller
 that registers the files leaves a hint that says where they lie. A caller that waited reads the hint, hashes
 the files and takes them from the volume. If they are damaged, it fetches and mends them. Where a lease fails,
-two callers fetch the same bytes: a waste, and no harm.
+two callers fetch the same bytes. The later one takes over what has arrived, and the earlier one ends.
 
 A refused download, or one that does not fit the volume, goes at once. An interrupted one stays until gc.
 """
@@ -16,7 +16,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -62,12 +62,14 @@ class Fetched:
 
     Attributes:
         fresh: this caller fetched the files, and may move them; else they belong to a registered revision.
+        hashes: the SHA-256 of files as they arrived, by name.
         mended: the record whose damaged files were replaced.
         record: set by the registration, for the next caller.
     """
 
     folder: Path
     fresh: bool
+    hashes: Mapping[str, str] = field(default_factory=dict)
     mended: AdapterKey | None = None
     record: Record | None = None
 
@@ -111,10 +113,10 @@ def fetched(
             artifacts.discard(folder)
         make_folder(folder, root=registry.layout.root)
         try:
-            adapter, _ = bring(folder)
+            adapter, hashes = bring(folder)
             atomic.sync_names(adapter)
             mended = damaged.key if damaged is not None and _mend(registry, adapter, damaged) else None
-            done = Fetched(adapter, fresh=True, mended=mended)
+            done = Fetched(adapter, fresh=True, hashes=hashes, mended=mended)
             yield done
         except LoraFsError as error:
             spoiled = isinstance(error, SourceUnavailable) and error.spoiled

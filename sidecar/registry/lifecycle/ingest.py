@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Registration:
         resolved: an earlier check resolved the links in ``source``; refuse any new one.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that a check accepted: move it, do not copy it.
+        hashes: the SHA-256 of files as they arrived, by name: refuse any other bytes.
         allows: codes of findings that the record allows; None: all that the expectation allows.
     """
 
@@ -85,6 +86,7 @@ class Registration:
     fingerprint: str | None = None
     pin: str | None = None
     takes: bool = False
+    hashes: Mapping[str, str] = field(default_factory=dict)
     allows: frozenset[str] | None = None
 
 
@@ -158,6 +160,7 @@ def register(
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
         look = partial(judged, source, expectation, draft, still=still, progress=progress)
         found = stack.enter_context(look(root=registry.layout.root, namespace=scope.namespace))
+        found.check_arrived(wanted.hashes)
         if stays:  # no draft proves that this volume holds the registry that was checked
             registry.check_writable()
         task = _Task(
@@ -204,11 +207,12 @@ class _Task:
             if pointer is None or self._is_registered(newest.key):
                 return Registered(newest, False, report, amended, restored, pointer)
             # Whoever undid the load that registered it did not see this pointer yet.
-            newest = self._record(newest.key, newest.spec, is_new=False)
+            newest = self._record(newest.key, newest.spec, serves_new=False)
             self.registry.announce()
             return Registered(newest, True, report, restored=restored, pointer=pointer)
         key, spec, _ = self._new(known)
-        record = self._record(key, spec, is_new=True)
+        serves_new = self.wanted.activate or known.is_routed(key.revision)
+        record = self._record(key, spec, serves_new=serves_new)
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
     def dry_run(self, known: Revisions) -> Registered:
@@ -270,7 +274,7 @@ class _Task:
         unsaid = {field for field in ("policy", "labels") if getattr(wanted, field) is None}
         return next_fields(key, spec, newest, wanted.origin, keep_files=wanted.link, unsaid=unsaid)
 
-    def _record(self, key: AdapterKey, spec: AdapterSpec, *, is_new: bool) -> Record:
+    def _record(self, key: AdapterKey, spec: AdapterSpec, *, serves_new: bool) -> Record:
         """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""
         registry, wanted, copy = self.registry, self.wanted, self._copy(key)
         # Another revision's own folder is no place of this one.
@@ -278,7 +282,7 @@ class _Task:
         stays = self.in_place and (wanted.link or own)
         place = nullcontext() if stays else copy.private()
         admitted = partial(gating.admitted, registry, key, spec.size_bytes, wait_s=self.patience_s)
-        with place as draft, admitted(serves_new=is_new and wanted.activate) as too_much:
+        with place as draft, admitted(serves_new=serves_new) as too_much:
             if draft is not None:
                 copy.place(draft, recorded=False)
             build = partial(self._present, spec, key)

@@ -42,6 +42,14 @@ class Revisions:
     def served(self) -> Record | None:
         return self.present.get(self.pointer.revision or "") if self.pointer is not None else None
 
+    def is_routed(self, revision: str) -> bool:
+        """Whether requests for the plain name reach the revision: all of them, or a canary's share."""
+        canary = self.pointer.canary if self.pointer is not None else None
+        return self.pointer is not None and revision in (
+            self.pointer.revision,
+            canary.revision if canary is not None else None,
+        )
+
     @property
     def policy(self) -> Policy | None:
         """The policy of the served revision: a name stays pinned, or eager, with its next one."""

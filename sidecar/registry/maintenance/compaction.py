@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.model import STORE_STATE, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle.retention import serving
@@ -39,7 +39,9 @@ class _Newest(NamedTuple):
 
     @property
     def is_tombstone(self) -> bool:
-        return isinstance(self.body, Record) and not self.body.present
+        """Whether it withdraws a revision, and is no memory of a folder that would be registered again."""
+        body = self.body
+        return isinstance(body, Record) and not body.present and not body.spec.labels.get(STORE_STATE)
 
     def is_there(self) -> bool:
         """Whether it is still what it was: a name that went and came back has others."""

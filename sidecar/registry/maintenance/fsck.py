@@ -238,6 +238,9 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
             for name in sorted(set(entries.folders) - entries.records.keys()):
                 key = AdapterKey(*scope, revision, name)
                 folder = registry.layout.artifact(key)
+                with noted(state, folder):
+                    if not atomic.is_folder(folder) and not folder.is_symlink():
+                        continue  # a file beside adapters is somebody's own
                 if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state):
                     text = "no record names this folder: it was dropped and not adopted, or its writer died"
                     yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)

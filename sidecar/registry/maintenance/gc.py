@@ -9,6 +9,7 @@ that slept cannot link one later.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -29,6 +30,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
 HINT_S = 24 * 3600.0  # holders refresh leases every few seconds, reports every ten
+_TAKEOVER = re.compile(r"\.(break|restore)\.\d+\.[0-9a-f]{32}$")  # filelock's, while it breaks a lease
 
 ListNames = Callable[[Path], Sequence[str] | None]  # ``atomic.list_names``, or one that raises nothing
 
@@ -127,7 +129,8 @@ def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
         (layout.events, ".json", "the events of a replica that is no more"),
     ):
         for name in atomic.list_names(folder) or ():
-            if name.endswith(suffix) and is_older(folder / name, max(older_than_s, HINT_S)):
+            of = _TAKEOVER.sub("", name)
+            if of.endswith(suffix) and is_older(folder / name, max(older_than_s, HINT_S)):
                 yield leftover(folder / name, why)
 
 

@@ -68,8 +68,8 @@ def check_new(quota: Quota | None, name: str, *, activates: bool) -> None:
     """
     if quota is not None and activates and _gate_of(quota) is not None:
         raise GateNotPassed(
-            f"namespace {quota.namespace} lets {name} serve evaluated revisions only: register it with "
-            "--no-activate, evaluate it, and promote it"
+            f"namespace {quota.namespace} lets {name} serve evaluated revisions only: register these bytes "
+            "as another revision with --no-activate, evaluate it, and promote it"
         )
 
 

@@ -149,7 +149,7 @@ class Accounts:
             yield lambda: None
             return
         with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
-            if not had:
+            if had.is_anothers:
                 raise VolumeUnavailable(
                     f"another writer registers in {key.namespace}, which has a quota: it is tried again"
                 )

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,29 @@ _guard = threading.Lock()
 os.register_at_fork(after_in_child=_contended.clear)  # filelock refuses what another process made
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What asking for a lease came to. It is true if this process holds the lease.
+
+    Attributes:
+        failure: why the volume took no lockfile; None: it did not fail.
+    """
+
+    held: bool
+    failure: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return self.held
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether somebody else holds it."""
+        return not self.held and self.failure is None
+
+
 @contextmanager
-def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
-    """Hold the lease at ``path`` inside the block. Yields True if it acquired the lease.
+def lease(path: Path, *, wait_s: float) -> Iterator[Turn]:
+    """Hold the lease at ``path`` inside the block. Yields whether it acquired the lease.
 
     Args:
         path: the lockfile, in a folder of a registry's root. filelock makes that folder wherever it is
@@ -77,10 +98,11 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
             for remembered in (_contended, _unchanged):  # the latest: of most leases nobody asks again
                 while len(remembered) > _REMEMBERED:
                     del remembered[next(iter(remembered))]
-        yield False
+        refused = isinstance(error, Timeout | LeaseSettingsMismatch)
+        yield Turn(held=False, failure=None if refused else error)
         return
     try:
-        yield True
+        yield Turn(held=True)
     finally:
         try:
             lock.release()

@@ -109,3 +109,11 @@ def _kinds(device: int) -> set[str]:
     mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     lines = (line.split(" ") for line in mounts.split("\n"))
     return {one[one.index("-") + 1] for one in lines if len(one) > 6 and one[2] == wanted and "-" in one}
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether the mount that holds ``path`` takes no writes; False if it does not say."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

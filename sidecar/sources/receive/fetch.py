@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.offer import Meter, Offer
 from lora_fs.sidecar.sources.receive import tarball, transfer
+from lora_fs.sidecar.sources.receive.part import no_access
 
 ADAPTER, UNPACKED = "adapter", "unpacked"
 
@@ -19,15 +19,19 @@ def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str
     Returns:
         The adapter's folder in it, and each known SHA-256 of its files.
     Raises:
-        See ``transfer.fetch`` and ``tarball.unpack``.
+        See ``transfer.fetch`` and ``tarball.unpack``. VolumeUnavailable: the folder, too, if it is gone.
     """
     meter.check_size(offer.uri, offer.size_bytes)
     meter.total = offer.size_bytes
-    adapter = folder / ADAPTER
     try:
-        adapter.mkdir(exist_ok=True)
+        return _bring(offer, folder, meter)
     except OSError as error:
-        raise VolumeUnavailable(f"cannot create {adapter}: {os.strerror(error.errno or 0)}") from error
+        raise no_access(folder, error) from error
+
+
+def _bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str]]:
+    adapter = folder / ADAPTER
+    adapter.mkdir(exist_ok=True)
     hashes: dict[str, str] = {}
     archives: list[Path] = []
     arrived = 0

@@ -18,11 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.sources.offer import Changed, Meter, NotRanged, Piece
 from lora_fs.sidecar.sources.receive.hashing import CHUNK_BYTES, Hash, Hasher, check, hash_of
-from lora_fs.sidecar.sources.receive.spans import Span, Spans, notes, read_notes
+from lora_fs.sidecar.sources.receive.part import Part, no_access
+from lora_fs.sidecar.sources.receive.spans import Span, Spans
 
 STREAMS = 8
 SPLIT_S = 3.0
@@ -58,7 +59,7 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         except NotRanged as error:
             if attempt == TRIES - 1:
                 raise SourceUnavailable(f"{uri}: {error}, and broke off {TRIES} times") from error
-            work.forget()
+            work.part.forget()
             piece = replace(piece, ranged=False)
             until = time.monotonic() + _told_s(error.__cause__)
             while (left := until - time.monotonic()) > 0:
@@ -66,15 +67,9 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
                 time.sleep(min(left, TICK_S))
             continue
         except Changed:
-            work.forget()
+            work.part.forget()
             raise
-        try:
-            check(piece, work.part, uri, hashed)
-        except InputError:
-            work.forget()
-            raise
-        work.place()
-        return hashed.sha256
+        return work.placed(hashed)
     raise AssertionError("unreachable")
 
 
@@ -92,7 +87,7 @@ class _Fetch:
     ) -> None:
         self._piece, self._target, self._uri, self._meter = piece, target, uri, meter
         self._before_bytes = before_bytes
-        self.part, self._notes = parts / f"{piece.name}.part", parts / f"{piece.name}.part.json"
+        self.part = Part(piece, parts)
         self._wake = threading.Condition()
         self._stopped = False
         self._failure: LoraFsError | None = None
@@ -114,13 +109,24 @@ class _Fetch:
             except BaseException:
                 self._stop()
                 with suppress(OSError):
-                    self._checkpoint()
+                    self.part.note(self._spans.ranges())
                 raise
             self._stop()
             return hasher.done()
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            raise VolumeUnavailable(f"cannot write {self.part}: {why}") from error
+            raise no_access(self.part.path, error) from error
+
+    def placed(self, hashed: Hash) -> str:
+        """Check what has arrived and give it its name; returns its SHA-256."""
+        try:
+            check(self._piece, self.part.path, self._uri, hashed)
+            self.part.place(self._target)
+        except InputError:
+            self.part.forget()
+            raise
+        except OSError as error:
+            raise no_access(self.part.path, error) from error
+        return hashed.sha256
 
     def _watch(self, hashing: threading.Thread) -> None:
         noted_at = time.monotonic()
@@ -145,19 +151,12 @@ class _Fetch:
                 self._split((arrived - rated) / (now - rated_at))
                 rated, rated_at = arrived, now
             if now - noted_at >= CHECKPOINT_S:
-                self._checkpoint()
+                self.part.note(self._spans.ranges())
                 noted_at = now
 
     def _open(self) -> None:
         """Take up what an earlier try left, and begin."""
-        size = self._piece.size_bytes
-        arrived = self._noted() if self._piece.ranged else []
-        fd = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            if not arrived:
-                os.ftruncate(fd, 0)
-        finally:
-            os.close(fd)
+        size, arrived = self._piece.size_bytes, self.part.begin()
         self._spans = Spans(size if size is not None else self._meter.most_bytes + 1, arrived)
         self._begin_idle()
 
@@ -196,7 +195,7 @@ class _Fetch:
 
     def _work(self, span: Span) -> None:
         try:
-            fd = os.open(self.part, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self.part.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 self._read(span, fd)
             finally:
@@ -204,8 +203,7 @@ class _Fetch:
         except LoraFsError as error:
             self._fail(error)
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            self._fail(VolumeUnavailable(f"cannot write {self.part}: {why}"))
+            self._fail(no_access(self.part.path, error))
         except Exception as error:  # log a source's own fault, and end this fetch alone
             told = event("source.failed", uri=self._uri)
             logger.exception("the source of %s failed", self._uri, extra=told)
@@ -263,7 +261,7 @@ class _Fetch:
 
     def _follow(self, hasher: Hasher) -> None:
         try:
-            with self.part.open("rb", buffering=0) as file:
+            with self.part.path.open("rb", buffering=0) as file:
                 while not self._stopped and hasher.at != self._ended_at:
                     data = file.read(min(CHUNK_BYTES, self._spans.whole_up_to() - hasher.at))
                     if data:
@@ -272,7 +270,7 @@ class _Fetch:
                     with self._wake:
                         self._wake.wait(TICK_S)
         except OSError as error:
-            self._fail(VolumeUnavailable(f"cannot read {self.part}: {os.strerror(error.errno or 0)}"))
+            self._fail(no_access(self.part.path, error, "read"))
         with self._wake:
             self._wake.notify_all()
 
@@ -281,47 +279,3 @@ class _Fetch:
             if self._failure is None:
                 self._failure = error
             self._wake.notify_all()
-
-    # -- what has arrived ------------------------------------------------------------------------
-
-    def _checkpoint(self) -> None:
-        """Write down what is on the disk for certain."""
-        if not self._piece.ranged or self._piece.size_bytes is None:
-            return
-        arrived = self._spans.ranges()
-        fd = os.open(self.part, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        draft = self._notes.with_suffix(".tmp")
-        draft.write_text(notes(self._piece.size_bytes, arrived))
-        draft.replace(self._notes)
-        with suppress(OSError):
-            os.utime(self.part.parent)  # gc goes by it
-
-    def _noted(self) -> list[tuple[int, int]]:
-        try:
-            there = self.part.stat().st_size
-            return read_notes(self._notes.read_text(), self._piece.size_bytes or 0, there)
-        except (OSError, UnicodeDecodeError):
-            return []  # nothing was left
-
-    def forget(self) -> None:
-        """Discard the bytes so far: they are of no use."""
-        for path in (self.part, self._notes):
-            path.unlink(missing_ok=True)
-
-    def place(self) -> None:
-        """Give it its name, to survive a power loss."""
-        try:
-            fd = os.open(self.part, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            self.part.replace(self._target)
-            self._notes.unlink(missing_ok=True)
-        except OSError as error:
-            why = os.strerror(error.errno or 0)
-            raise VolumeUnavailable(f"cannot write {self._target}: {why}") from error
