@@ -58,6 +58,14 @@ def named(name: str, message: str) -> LoraFsError | None:
     return kind.__new__(kind, message)  # its other fields stayed where it was raised
 
 
+def install_extra(extra: str) -> str:
+    """Say how to install lora-fs with an extra, from a clone or from a wheel: no package index has it."""
+    return (
+        f"install lora-fs with its extra '{extra}': pip install '.[{extra}]' in a clone of lora-fs, "
+        f"or pip install 'FILE.whl[{extra}]' from a wheel"
+    )
+
+
 class InputError(LoraFsError):
     """The input is at fault; the same call will fail again."""
 

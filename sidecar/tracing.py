@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, install_extra
 from lora_fs.sidecar.logs import event
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def start(exporter: str, instance: str) -> Callable[[], None]:
 
         sends = BatchSpanProcessor(_exporter(exporter))
     except ImportError as error:
-        raise InputError(f"LORA_FS_TRACES={exporter} needs the extra: install lora-fs[otel]") from error
+        raise InputError(f"LORA_FS_TRACES={exporter} needs OpenTelemetry: {install_extra('otel')}") from error
     except ValueError as error:
         raise InputError(f"LORA_FS_TRACES={exporter}: {error}: look at the OTEL_* variables") from error
     named = Resource.create({"service.instance.id": instance, "service.version": __version__})

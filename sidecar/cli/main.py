@@ -25,6 +25,8 @@ from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import complain, unread
 from lora_fs.sidecar.errors import LoraFsError
 
+COMPLETE: Final = "_LORA_FS_COMPLETE"  # click's variable: a shell asks for its script or for proposals
+
 # Section → command → its module and the first sentence of its help.
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Adapters": {
@@ -38,12 +40,12 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "validate": (
             "adapters.validate",
-            "Check the adapter in PATH as register would; exit 5 if no replica can serve it",
+            "Check the adapter in PATH as register would; exit 5 if no engine can serve it",
         ),
         "sign": ("adapters.sign", "Sign every file of the folder PATH; the signature is PATH/model.sig"),
         "verify": (
             "adapters.sign",
-            "Check that someone who may has signed the adapter in PATH; exit 5 if nobody did",
+            "Check that a trusted signer signed the adapter in PATH; exit 5 if none did",
         ),
         "unregister": ("adapters.names", "Unregister NAME on every replica"),
         "set": ("adapters.amend", "Change NAME's policy, labels or retention"),
@@ -266,6 +268,8 @@ def main() -> None:
     for size in ("COLUMNS", "LINES"):
         if not os.environ.get(size, "0").strip("0"):
             os.environ.pop(size, None)
+    if COMPLETE in os.environ:
+        import_module("lora_fs.sidecar.cli.options.completion").use()
     code = run()
     gc.freeze()
     sys.exit(code)

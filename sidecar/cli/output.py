@@ -21,6 +21,7 @@ from lora_fs.sidecar.escaping import printable
 
 GAP: Final = "  "
 LEAST_FOLDED: Final = 24
+MOST_ALIGNED: Final = 100  # columns: in a pipe no other row makes room for a longer cell
 # The record's fencing token proves who wrote it. As "token" people take it for a secret.
 FENCING: Final = {"token": "fencing_token"}
 
@@ -83,13 +84,18 @@ def table(
     """Print a row a line, no cell cut, escaped.
 
     Args:
-        folds: the column to fold if the terminal is too narrow for a row.
+        folds: the column to fold if the terminal is too narrow for a row. In a pipe a row stays one line,
+            and a long cell of this column moves the rest of its own row alone.
     """
     cells = [[printable(cell) for cell in row] for row in ((columns, *rows) if headers else rows)]
     if not cells:
         return
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    folded = columns.index(folds) if folds and is_terminal() else None
+    long = columns.index(folds) if folds else None
+    folded = long if is_terminal() else None
+    if long is not None and folded is None:
+        aligned = (width for row in cells if (width := _width(row[long])) <= MOST_ALIGNED)
+        widths[long] = max(aligned, default=0)
     if folded is not None:
         others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
         widths[folded] = min(widths[folded], max(LEAST_FOLDED, shutil.get_terminal_size().columns - others))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.errors import OperatorError, install_extra
 
 MOST_CHOICES: Final = 20  # vLLM gives so many likely tokens at most, unless it is set otherwise
 MOST_SCHEMAS: Final = 256  # kept ones
@@ -101,7 +101,7 @@ def _matches(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
     try:
         regex: Any = importlib.import_module("regex")  # Python's own has no limit of time
     except ImportError as error:
-        raise OperatorError("regex needs the package regex: pip install 'lora-fs[evaluate]'") from error
+        raise OperatorError(f"regex needs the package regex: {install_extra('evaluate')}") from error
     try:
         compiled = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
     except (regex.error, RecursionError, OverflowError) as error:
@@ -130,7 +130,7 @@ def _meets(written: str) -> Callable[[str], bool]:
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
-        raise OperatorError("json_schema needs jsonschema: pip install 'lora-fs[evaluate]'") from error
+        raise OperatorError(f"json_schema needs jsonschema: {install_extra('evaluate')}") from error
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)

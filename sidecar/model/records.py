@@ -214,7 +214,7 @@ class Quota(Stored):
     Attributes:
         adapters: names, of all its models together.
         size_bytes: of all its registered revisions together.
-        registrations_per_minute: records written that say present.
+        registrations_per_minute: changes of policy and labels are none.
         keep_revisions: of each name, where the name itself does not say: gc withdraws older ones.
         require_evaluation: the gate that a revision's evaluation must pass before it serves a plain name.
     """

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lora_fs.sidecar import field_errors
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, install_extra
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model.names import Segment
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.trust.signers import Method
 
 MAX_FILE_BYTES: Final = 1 << 20
-EXTRA: Final = "cryptography is not installed: pip install 'lora-fs[sign]'"
+EXTRA: Final = f"cryptography is not installed: {install_extra('sign')}"
 _PEM: Final = "-----BEGIN "
 Text = Annotated[str, Field(min_length=1)]
 
@@ -156,7 +156,7 @@ def _method(entry: Entry, read: Callable[[str], bytes]) -> Method:
             raise InputError("its certificates are none in PEM") from error
         return signers.Authority(roots, entry.subject)
     if util.find_spec("sigstore") is None:
-        raise InputError("sigstore is not installed: pip install 'lora-fs[sign]'")
+        raise InputError(f"sigstore is not installed: {install_extra('sign')}")
     from lora_fs.sidecar.trust.identities import Identity
 
     assert entry.identity is not None

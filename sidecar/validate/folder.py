@@ -33,9 +33,10 @@ Taking = Callable[[str, memoryview], object]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights file's name, and what is in it."""
+    """The weights file's name, its size, and what is in it."""
 
     name: str
+    size_bytes: int
     shape: LoraShape | None
 
 
@@ -140,6 +141,7 @@ def _validate(reading: _Reading) -> Report:
         shape=None if weights is None else weights.shape,
         base_model=None if said is None else said.base_model,
         served_files=() if said is None or weights is None else (CONFIG_FILE, weights.name),
+        size_bytes=0 if said is None or weights is None else len(config) + weights.size_bytes,
     )
 
 
@@ -213,7 +215,7 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None, conf
                 reading.progress(len(part))
 
         scan_contents(file, structure.entries, structure.modules, found, seen)
-    return _Weights(file.name, structure.shape)
+    return _Weights(file.name, file.size_bytes, structure.shape)
 
 
 def _begin(reading: _Reading, weights: str, config: bytes) -> Taking:
@@ -250,7 +252,7 @@ def _check_pickle(reading: _Reading, file: RegularFile, said: Said | None, confi
     for at in range(0, file.size_bytes, BUFFER_BYTES):
         taking(file.name, memoryview(file.read(at, min(BUFFER_BYTES, file.size_bytes - at))))
     known = None if said is None else said.config
-    return _Weights(file.name, None if known is None else shape_of(known))
+    return _Weights(file.name, file.size_bytes, None if known is None else shape_of(known))
 
 
 def _tell_unserved(present: frozenset[str], found: Findings) -> None:

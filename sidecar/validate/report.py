@@ -100,12 +100,14 @@ class Report:
             says, if nothing read them); ``dtype`` is "unknown" for an allowed pickle.
         base_model: the config's ``base_model_name_or_path``.
         served_files: the files an engine reads, by name; empty unless both opened.
+        size_bytes: of the served files together.
     """
 
     findings: tuple[Finding, ...]
     shape: LoraShape | None
     base_model: str | None
     served_files: tuple[str, ...]
+    size_bytes: int = 0
 
     @property
     def errors(self) -> tuple[Finding, ...]:

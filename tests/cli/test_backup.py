@@ -267,6 +267,21 @@ def test_a_flat_store(lora_fs: LoraFs, tmp_path: Path) -> None:
     assert lora_fs("import", "nim", "store").code == 0
 
 
+def test_a_dry_run_says_would(lora_fs: LoraFs, tmp_path: Path) -> None:
+    """Of each thing that it would do, as ``register`` says; scripts get ``dry_run`` and the outcome."""
+    write_adapter(tmp_path / "store/a", 0)
+    ran = lora_fs("import", "nim", "store", "--dry-run")
+    assert ran.out == ("would register default/tiny: a@v1\n1 would register (dry run: nothing was changed)\n")
+    told = lora_fs("import", "nim", "store", "--dry-run", "-o", "json").json
+    assert (told["dry_run"], told["items"][0]["outcome"]) == (True, "registered")
+    assert lora_fs("import", "nim", "store").out.startswith("registered   default/tiny: a@v1\n1 registered")
+    gone = "vLLMLoRAConfig: {ensureNotExist: {models: [{id: a, base-model: tiny}]}}"
+    (tmp_path / "cm.yaml").write_text(gone)
+    ran = lora_fs("import", "gie", "cm.yaml", "--dry-run")
+    assert ran.out.startswith("would unregister default/tiny: a\n")
+    assert [one[0] for one in listed(lora_fs)] == ["a"]
+
+
 def test_lost_files_come_back_with_a_store(lora_fs: LoraFs, root: Path, tmp_path: Path) -> None:
     """And that is told, by nim and by gie, in a dry run as well."""
     write_adapter(tmp_path / "store/a", 0)
@@ -276,9 +291,9 @@ def test_lost_files_come_back_with_a_store(lora_fs: LoraFs, root: Path, tmp_path
     lora_fs("import", "nim", "store")
     for words in (("nim", "store"), ("gie", "cm.yaml")):
         (root / "default/tiny/v1/a/adapter_model.safetensors").unlink()
-        for more in (["--dry-run"], []):
+        for more, did in ((["--dry-run"], "would restore"), ([], "restored    ")):
             ran = lora_fs("import", *words, *more)
-            assert ran.out.startswith("restored     default/tiny: a@v1: lost files of the same bytes\n")
+            assert ran.out.startswith(f"{did} default/tiny: a@v1: lost files of the same bytes\n")
         assert lora_fs("import", *words).out.startswith("unchanged    default/tiny: a@v1: the same bytes\n")
 
 

@@ -140,6 +140,8 @@ def test_without_a_token_file(lora_fs: LoraFs, root: Path, tmp_path: Path, insec
             process.terminate()
             process.wait(60)
     assert (answer.status_code, "--insecure" in answer.text) == ((404, False) if insecure else (403, True))
+    if not insecure:  # the command's own --token-file is another one
+        assert "start the sidecar with --token-file or LORA_FS_TOKEN_FILE" in answer.text
     assert ready["changed_by"] == ("loopback" if insecure else "nobody")
     assert not [one for one in ready["conditions"] if "token" in one]
     assert [("has no token file" in text) for text in (shown, checked)] == [not insecure] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -108,6 +109,41 @@ def test_init(lora_fs: LoraFs, bare: Path, folder: Folder) -> None:
     assert lora_fs("register", "a", folder(1)).code == 0
 
 
+def test_a_rehearsal_says_the_mount(lora_fs: LoraFs, bare: Path) -> None:
+    """Where the folder is not there yet, the mount is that of the deepest folder above it that is."""
+    above = lora_fs("init", "--dry-run", "--root", str(bare.parent)).out
+    (mounted,) = re.findall(r"\(on (.*), (.*)\)", above)
+    deep = bare / "not/there"
+    ran = lora_fs("init", "--dry-run", "--root", str(deep))
+    assert ran.out == f"would make a registry in {deep} (on {', '.join(mounted)})\n"
+    told = lora_fs("init", "--dry-run", "--root", str(deep), "-o", "json").json
+    assert (told["mount"], told["filesystem"]) == mounted
+    assert not bare.exists()
+
+
+@pytest.mark.parametrize("below", ["", "sub/deeper"])
+def test_a_rehearsal_refuses_what_init_refuses(lora_fs: LoraFs, bare: Path, below: str) -> None:
+    """A file in the way of the folder, or of one above it."""
+    bare.write_text("a file")
+    said = lora_fs("init", "--dry-run", "--root", str(bare / below))
+    assert (said.code, said.out) == (1, "")
+    assert "a file or a broken link is in the way of a folder" in said.err
+    assert said.err == lora_fs("init", "--root", str(bare / below)).err
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_rehearsal_in_a_folder_that_takes_nothing(
+    lora_fs: LoraFs, bare: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """It is refused as ``init`` refuses it. root may write anywhere, so the system's answer is made here."""
+    if there:
+        bare.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != (bare if there else bare.parent))
+    ran = lora_fs("init", "--dry-run")
+    assert (ran.code, ran.out) == (1, "")
+    assert f"cannot create {bare}: Permission denied" in ran.err
+
+
 def test_two_at_once(bare: Path) -> None:
     """Of any number that start together one makes it, all name the same registry, and all succeed."""
     words = [LORA_FS, "init", "-o", "json"]
@@ -153,7 +189,8 @@ def test_a_marker_that_is_gone(lora_fs: LoraFs, root: Path, folder: Folder) -> N
     """If HEAD names records, no command proposes a new registry: restore the marker."""
     lora_fs("register", "a", folder(1))
     (root / "lora-fs.json").unlink()
-    for words, code in ((["list"], 3), (["register", "b", folder(2)], 3), (["init"], 1)):
+    rehearsed = ["init", "--dry-run"]
+    for words, code in ((["list"], 3), (["register", "b", folder(2)], 3), (["init"], 1), (rehearsed, 1)):
         ran = lora_fs(*words)
         assert (ran.code, "restore the marker from a backup" in ran.err) == (code, True)
         assert "lora-fs init" not in ran.err

@@ -290,10 +290,25 @@ def test_an_invalid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
 
 
 def test_a_valid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
-    """validate says that it can be served."""
-    ran = lora_fs("validate", folder(1))
-    assert (ran.code, "can be served" in ran.out) == (DONE, True)
-    assert lora_fs("validate", folder(1), "-o", "json").json["ok"] is True
+    """validate says that it can be served; and its size, as a registration counts it, rank and modules."""
+    source = folder(1)
+    size = sum(path.stat().st_size for path in Path(source).iterdir())
+    ran = lora_fs("validate", source)
+    shown = f"{source} can be served: 0.9 kB, rank 4, 1 target module"
+    assert (ran.code, ran.out) == (DONE, f"{shown}\n")
+    assert lora_fs("validate", source, "-o", "wide").out == f"{shown} (q_proj), alpha 8, float32\n"
+    told = lora_fs("validate", source, "-o", "json").json
+    assert told == {"ok": True, "findings": [], "size_bytes": size, "rank": 4, "target_modules": ["q_proj"]}
+    spec = lora_fs("register", "a", source, "-o", "json").json["record"]["spec"]
+    assert spec["size_bytes"] == size
+
+
+def test_the_size_of_what_cannot_be_read(lora_fs: LoraFs, folder: Folder) -> None:
+    """There is none to say where a file is missing."""
+    source = Path(folder(1))
+    (source / "adapter_config.json").unlink()
+    told = lora_fs("validate", str(source), "-o", "json").json
+    assert (told["ok"], told["size_bytes"]) == (False, None)
 
 
 @pytest.mark.parametrize(

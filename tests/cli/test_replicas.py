@@ -507,14 +507,39 @@ def test_a_list_that_may_lack_something(
     assert (waited.code, "cannot be told now" in waited.err) == (6, True)
 
 
-def test_a_long_reason_is_shortened_where_no_terminal_folds_it(
+def test_a_long_reason_is_whole_where_no_terminal_folds_it(
     lora_fs: LoraFs, folder: Folder, report: Report
 ) -> None:
-    """A row of a pipe has at most 100 columns of the reason; ``-o wide`` and JSON have all of it."""
+    """A row of a pipe is one line with all of it, and makes no other row longer."""
     assert lora_fs("register", "a", folder(1)).code == 0
     long = "VolumeUnavailable: " + "word " * 60 + "end"
     report("one", recent=seen(), conditions=(long,))
-    rows = lora_fs("status").out.splitlines()
-    assert max(map(len, rows)) < 150
-    assert any("VolumeUnavailable: word" in row and "…" in row for row in rows)
-    assert long in lora_fs("status", "-o", "wide").out
+    head, row, trouble = lora_fs("status").out.splitlines()
+    assert f"{long}  0 s ago" in trouble
+    assert max(len(head), len(row)) < 100
+    assert lora_fs("status", "--no-headers").out.splitlines()[1].strip().startswith("one")
+
+
+REFUSED = (
+    "NotAdopted: {where}: InvalidAdapter: {path} cannot be served:\n"
+    "  - adapter_config.json: is not there (looked in {path}; is the copy complete?) [missing-config]"
+)
+
+
+@pytest.mark.parametrize("where", ["default/tiny/v1/broken", "/nim/a.b+c"], ids=["dropped", "flat"])
+def test_a_refused_folder_is_named_once(
+    lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Its finding is there to read: in a pipe on its line, and on a terminal folded."""
+    path = where if where.startswith("/") else f"/a/long/path/to/the/volume/{where}"
+    lora_fs("register", "a", folder(1))
+    report("one", recent=seen(), conditions=(REFUSED.format(where=where, path=path),))
+    told = f"NotAdopted: {where}: InvalidAdapter: cannot be served: - adapter_config.json: is not there"
+    (row,) = (one for one in lora_fs("status").out.splitlines() if "!" in one)
+    assert f"{told} (is the copy complete?) [missing-config]" in row
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = lora_fs("status").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    words = " ".join(" ".join(line[30:92] for line in lines).split())
+    assert f"{told} (is the copy complete?) [missing-config]" in words

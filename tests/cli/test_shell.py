@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
+import re
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +31,16 @@ def test_help_of_every_command(lora_fs: LoraFs) -> None:
                 assert option.help, (name, option.name)
         assert "Examples:" in ran.out or "Example:" in ran.out
         assert ("LORA_FS_MODEL" in ran.out) is (name not in {"demo", "version", "help"})
+
+
+@pytest.mark.parametrize("name", ["init", "sign", "unregister", "validate", "verify"])
+def test_help_and_page_say_the_same(lora_fs: LoraFs, name: str) -> None:
+    """The first sentence of a command's help begins its section, word for word."""
+    page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    (section,) = re.findall(rf"^## {name}\n\n`[^`]*`\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    shown = " ".join(lora_fs(name, "--help").out.split("\n\n")[1].split())
+    assert " ".join(section.replace("`", "").split()).startswith(shown.partition(". ")[0])
+    assert "someone who may" not in shown
 
 
 def test_help_of_the_group(lora_fs: LoraFs) -> None:
@@ -157,6 +170,66 @@ def test_completion(three: LoraFs) -> None:
     assert propose("unregister", "support", "--revision", "v") == ["v1", "v2"]
     assert propose("promote", "gone", "") == []
     assert "dora" in propose("validate", "--allow", "d")
+
+
+def test_completion_of_a_revision(three: LoraFs) -> None:
+    """Behind ``NAME@``, of each command that takes a revision; other commands propose nothing."""
+    for command in ("promote", "unregister", "show", "get", "status", "list", "wait", "canary"):
+        assert propose(command, "support@") == ["support@v1", "support@v2"]
+    assert propose("show", "support@v2") == ["support@v2"]
+    assert propose("show", "gone@") == propose("show", "nobody@") == []
+    assert propose("show", "support@x") == []
+
+
+@pytest.fixture
+def bash(root: Path) -> Iterator[int]:
+    """The terminal of an interactive bash that has the completion."""
+    ours, theirs = pty.openpty()
+    path = f"{Path(LORA_FS).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "TERM": "dumb", "PS1": "$ "}
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    os.write(ours, b'eval "$(_LORA_FS_COMPLETE=bash_source lora-fs)"; echo is${NOTHING}there\n')
+    try:
+        read_until(ours, "isthere")
+        yield ours
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, word: str, timeout_s: float = 60) -> str:
+    """What a terminal shows, to the first ``word``."""
+    shown, ends = "", time.monotonic() + timeout_s
+    while word not in shown:
+        assert select.select([terminal], [], [], max(0, ends - time.monotonic()))[0], shown
+        shown += os.read(terminal, 4096).decode(errors="replace")
+    return shown
+
+
+@pytest.mark.parametrize("breaks", [True, False], ids=["@-is-a-break", "@-is-none"])
+def test_bash_completes_a_revision(three: LoraFs, bash: int, breaks: bool) -> None:
+    """Whether or not COMP_WORDBREAKS has the ``@``: bash then hands over one word as three."""
+    if not breaks:
+        os.write(bash, b"COMP_WORDBREAKS=${COMP_WORDBREAKS//@}\n")
+    for typed, completed in (
+        ("show billing@", "show billing@v1 "),
+        ("get billing@v", "get billing@v1 "),
+        ("promote support@v2 --min-r", "promote support@v2 --min-replicas "),
+        ("promote billing v", "promote billing v1 "),
+    ):
+        os.write(bash, f"lora-fs {typed}\t".encode())
+        read_until(bash, completed)
+        os.write(bash, b"\x01echo [\x05]\n")
+        read_until(bash, f"[lora-fs {completed.rstrip()} ]")
 
 
 def test_completion_of_another_registry(three: LoraFs, root: Path) -> None:

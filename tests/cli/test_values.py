@@ -147,3 +147,19 @@ def test_no_message_repeats_a_password(server: str, monkeypatch: pytest.MonkeyPa
     assert "://***@" in said.output
     assert "pa55" not in said.output
     assert "word" not in said.output
+
+
+@pytest.mark.parametrize("line", ["--server 127.0.0.1:1 list", "list --server 127.0.0.1:1"])
+def test_a_refused_option_is_named_by_its_own_word(
+    lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """Who typed an option set no variable. A variable that is set is named, also beside an option."""
+    monkeypatch.delenv("LORA_FS_ROOT")
+    ran = lora_fs(*line.split())
+    why = "write the sidecar's address as http://HOST:PORT or https://HOST"
+    assert (ran.code, f"Error: --server 127.0.0.1:1: {why}\n" in ran.err) == (2, True), ran.err
+    monkeypatch.setenv("LORA_FS_SERVER", "127.0.0.1:2")
+    assert f"Error: LORA_FS_SERVER=127.0.0.1:2: {why}\n" in lora_fs("list", "-n", "team-a").err
+    assert "Error: --server 127.0.0.1:1: " in lora_fs(*line.split()).err
+    monkeypatch.delenv("LORA_FS_SERVER")
+    assert "Error: --port 99999: " in lora_fs("sidecar", "--port", "99999").err

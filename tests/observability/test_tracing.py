@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar import tracing
-from lora_fs.sidecar.errors import EngineRejected
+from lora_fs.sidecar.errors import EngineRejected, install_extra
 from lora_fs.sidecar.logs import JsonLines
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -150,7 +150,7 @@ except Exception as error:
     print(error)
 """
     ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "LORA_FS_TRACES=otlp needs the extra: install lora-fs[otel]"
+    assert ran.stdout.strip() == f"LORA_FS_TRACES=otlp needs OpenTelemetry: {install_extra('otel')}"
 
 
 def test_spans_leave_by_the_console(monkeypatch: pytest.MonkeyPatch) -> None:

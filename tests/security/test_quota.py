@@ -15,6 +15,7 @@ from lora_fs.sidecar.errors import LoraFsError, OperatorError, OverQuota, TooMan
 from lora_fs.sidecar.model import Quota, Scope
 from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S
 from lora_fs.sidecar.registry.lifecycle import copying, release
+from lora_fs.sidecar.registry.lifecycle.amend import amend, with_labels
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.quota import WINDOW_S, Accounts
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -88,6 +89,23 @@ def test_rate(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> No
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=WINDOW_S)
     registry.accounts = Accounts(registry, now=lambda: later)
     put(registry, scope, make_adapter("c", 2), name="c1")
+
+
+def test_changes_of_settings_are_no_registrations(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Policies and labels change as often as somebody likes; bytes that come back count again."""
+    allow(registry, registrations_per_minute=3)
+    put(registry, scope, make_adapter())
+    for number in range(4):
+        amend(registry, scope, "a1", [with_labels({"at": str(number)})], writer="test")
+    assert len(registry.accounts.usage("default").recent) == 1
+    release.unregister(registry, scope, "a1", writer="test")
+    put(registry, scope, make_adapter())
+    assert len(registry.accounts.usage("default").recent) == 2
+    put(registry, scope, make_adapter("b", 1), name="b1")
+    with pytest.raises(TooManyRegistrations, match="registered 3 times in the last minute; its quota is 3"):
+        put(registry, scope, make_adapter("c", 2), name="c1")
 
 
 def _race(root: Path, source: Path, name: str, gate: object, told: object) -> None:

@@ -216,7 +216,7 @@ def test_without_the_extra_it_is_named(
 
     monkeypatch.setattr(importlib, "import_module", missing)
     ran = lora_fs("register", "sql", f"{scheme}://loras/sql")
-    assert (ran.code, f"pip install 'lora-fs[{extra}]'" in ran.err) == (2, True), ran.err
+    assert (ran.code, f"pip install '.[{extra}]' in a clone" in ran.err) == (2, True), ran.err
 
 
 def test_google_storage(

@@ -75,7 +75,7 @@ def sign(
 @parameters.output
 @click.pass_obj
 def verify(context: Context, path: str, trust: Path | None, output: Format) -> None:
-    """Check that someone who may has signed the adapter in PATH; exit 5 if nobody did.
+    """Check that a trusted signer signed the adapter in PATH; exit 5 if none did.
 
     Who may sign is what the trust file says of the namespace.
 

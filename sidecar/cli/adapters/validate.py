@@ -7,13 +7,13 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.cli.output import Format, shown_bytes
 from lora_fs.sidecar.cli.progress import reading
 from lora_fs.sidecar.errors import InvalidAdapter
 from lora_fs.sidecar.reconcile.limits import with_fleet
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.sources.local import resolve
-from lora_fs.sidecar.validate import validate
+from lora_fs.sidecar.validate import Report, validate
 
 
 @command("validate")
@@ -22,7 +22,7 @@ from lora_fs.sidecar.validate import validate
 @parameters.output
 @click.pass_obj
 def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: Format) -> None:
-    """Check the adapter in PATH as register would; exit 5 if no replica can serve it.
+    """Check the adapter in PATH as register would; exit 5 if no engine can serve it.
 
     If you name the registry's folder and the base model, the live replicas' limits count, too.
 
@@ -36,7 +36,14 @@ def validate_folder(context: Context, path: str, allow: tuple[str, ...], output:
         expectation = with_fleet(expectation, Layout(context.root()), context.scope())
     with reading(folder) as advance:
         report = validate(folder, expectation, progress=advance)
-    told = {"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]}
+    shape = report.shape
+    told = {
+        "ok": report.ok,
+        "findings": [f.model_dump(mode="json") for f in report.findings],
+        "size_bytes": report.size_bytes if report.served_files else None,
+        "rank": None if shape is None else shape.rank,
+        "target_modules": None if shape is None else list(shape.target_modules),
+    }
     if context.printed(told, output, [f.code for f in report.findings]):
         if not report.ok:
             raise click.exceptions.Exit(5)
@@ -45,7 +52,19 @@ def validate_folder(context: Context, path: str, allow: tuple[str, ...], output:
         raise InvalidAdapter(str(folder), report.findings)
     for finding in report.findings:
         context.say(f"warning: {finding.render()}")
-    context.say(f"{path} can be served")
+    context.say(f"{path} can be served: {_measures(report, output)}")
+
+
+def _measures(report: Report, output: Format) -> str:
+    """The size of the files that an engine reads, the rank and the modules; ``wide`` names them."""
+    parts = [shown_bytes(report.size_bytes)]
+    if (shape := report.shape) is not None:
+        count = len(shape.target_modules)
+        parts += [f"rank {shape.rank}", f"{count} target module{'' if count == 1 else 's'}"]
+        if output is Format.WIDE:
+            parts[-1] += f" ({', '.join(shape.target_modules)})"
+            parts += [f"alpha {shape.alpha:g}", shape.dtype]
+    return ", ".join(parts)
 
 
 COMMANDS = (validate_folder,)

@@ -125,7 +125,7 @@ class Client:
 
     def _shown_token(self) -> str:
         if self._token_file is None:
-            return "no token was sent: name its file with --token-file or LORA_FS_CLIENT_TOKEN_FILE"
+            return "no token was sent: give this command --token-file or LORA_FS_CLIENT_TOKEN_FILE"
         return f"the token of {self._token_file} was sent"
 
     def _warn_if_overheard(self) -> None:

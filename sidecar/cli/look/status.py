@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.waiting import not_seen, public_name
-from lora_fs.sidecar.cli.output import Format, complain, is_terminal
+from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.server.bodies import FleetBody, FleetReplica
 
 WATCH_S = 1.0
-SHORT = 100  # of a reason where no terminal folds it; -o wide has all of it
 NOT_SEEN = "this replica has not seen it yet"
 CLOSED = "has no token file (LORA_FS_TOKEN_FILE): it refuses calls over HTTP that change adapters"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
@@ -78,9 +78,15 @@ def one_line(message: str) -> str:
     return " ".join(message.split())
 
 
-def shortened(message: str) -> str:
-    """A message's beginning, for a row of a pipe or a log: at most ``SHORT`` columns."""
-    return message if len(message) <= SHORT else f"{message[: SHORT - 1].rstrip()}…"
+def said_once(condition: str) -> str:
+    """A condition in one line. Names a refused folder at its beginning alone, and not its path again."""
+    told = one_line(condition)
+    kind, _, rest = told.partition(": ")
+    where = re.escape(rest.partition(": ")[0])
+    if kind == "NotAdopted" and where:
+        told = re.sub(rf"(?<=: InvalidAdapter: )[^:]*{where} (?=cannot be served:)", "", told)
+        told = re.sub(rf"looked in [^:;]*{where}; ", "", told)
+    return told
 
 
 def ago(seconds: float | None) -> str:
@@ -139,7 +145,7 @@ def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | 
 def _remarks(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
     for replica in replicas:
         for condition in replica.conditions:
-            yield ("", "", replica.replica, "!", one_line(condition), ago(seen_s(replica)))
+            yield ("", "", replica.replica, "!", said_once(condition), ago(seen_s(replica)))
         if replica.changed_by == "nobody":  # as somebody may want it
             yield ("", "", replica.replica, "", CLOSED, ago(seen_s(replica)))
     for replica_id, problem in reports.unreadable.items():
@@ -264,9 +270,6 @@ def _show(
     lines = [(row.namespace, *row.cells()) if all_namespaces else row.cells() for row in rows]
     empty = ("",) if all_namespaces else ()
     lines += [(*empty, *trouble) for trouble in _remarks(replicas, reports)]
-    if output is Format.TEXT and not is_terminal():  # a terminal folds the column
-        at = columns.index("REASON")
-        lines = [(*line[:at], shortened(line[at]), *line[at + 1 :]) for line in lines]
     context.table(columns, lines, folds="REASON")
 
 

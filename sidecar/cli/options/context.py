@@ -217,7 +217,7 @@ def read_settings(**options: Any) -> Settings:
     """Options over the environment.
 
     Raises:
-        click.UsageError: a value that cannot be, by its variable's name.
+        click.UsageError: a value that cannot be, by the name of its option or of its variable.
     """
     from pydantic import ValidationError
 
@@ -226,4 +226,18 @@ def read_settings(**options: Any) -> Settings:
     try:
         return load_settings(**options)
     except ValidationError as error:
-        raise click.UsageError(refusal(error)) from error
+        variable, _, why = refusal(error).partition("=")
+        field = variable.removeprefix("LORA_FS_").lower()
+        option = _option(field) if field in options else None
+        raise click.UsageError(f"{option} {why}" if option is not None else f"{variable}={why}") from error
+
+
+def _option(field: str) -> str | None:
+    """Return the option of the running command that gives a setting; None if it has none."""
+    context = click.get_current_context(silent=True)
+    while context is not None:
+        for one in context.command.params:
+            if one.name == field and isinstance(one, click.Option):
+                return one.opts[-1]
+        context = context.parent
+    return None

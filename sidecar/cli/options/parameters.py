@@ -56,7 +56,17 @@ def _proposed(
 
 
 def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _proposed(context, incomplete, lambda backend, scope: backend.names(scope, incomplete))
+    """Propose names; behind ``NAME@`` its revisions, where the command takes one."""
+    name, at, _revision = incomplete.partition("@")
+    if not at:
+        return _proposed(context, incomplete, lambda backend, scope: backend.names(scope, incomplete))
+    if not any(one.name == "revision" for one in context.command.params):
+        return []
+
+    def of_name(backend: Backend, scope: Scope) -> Iterator[str]:
+        return (f"{name}@{one.revision}" for one in backend.named(scope, name).revisions)
+
+    return _proposed(context, incomplete, of_name)
 
 
 def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -19,7 +19,7 @@ from lora_fs.sidecar.cli.serve.sidecar import bound, listen
 from lora_fs.sidecar.gateway.app import create_gateway
 from lora_fs.sidecar.gateway.discovery import Discovery, Given, Registered
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.settings import GATEWAY_SHUTDOWN_S, Settings
 
 
 @command()
@@ -73,7 +73,7 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
             cors_origins=settings.cors_origins,
             allowed_hosts=settings.allowed_hosts,
         )
-        await listen(app, settings, sockets, lambda: None, end_tracing)
+        await listen(app, settings, sockets, lambda: None, end_tracing, GATEWAY_SHUTDOWN_S)
 
 
 COMMANDS = (gateway,)

@@ -30,7 +30,7 @@ from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.setting import setting
 from lora_fs.sidecar.cli.options.values import Place
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.errors import InputError, OperatorError
+from lora_fs.sidecar.errors import InputError, OperatorError, install_extra
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.format.layout import Layout
@@ -40,7 +40,7 @@ from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.proxy.upstream import Upstream
-from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.settings import SIDECAR_SHUTDOWN_S, Settings
 from lora_fs.sidecar.validate import BaseOfEngine
 
 logger = logging.getLogger(__name__)
@@ -146,12 +146,14 @@ async def listen(
     sockets: list[socket.socket],
     end: Callable[[], None],
     ended: Callable[[], None],
+    shutdown_s: float = SIDECAR_SHUTDOWN_S,
 ) -> None:
     """Serve ``app`` on ``sockets`` until a signal ends it.
 
     Args:
         end: called when it ends, before it waits for requests under way.
         ended: called after the last one.
+        shutdown_s: how long requests under way may take to end, where no setting says it.
 
     Raises:
         OperatorError: it cannot serve there.
@@ -164,7 +166,7 @@ async def listen(
         port=settings.port,
         access_log=False,
         log_config=None,
-        timeout_graceful_shutdown=30,
+        timeout_graceful_shutdown=settings.shutdown_timeout_s or shutdown_s,
     )
     try:
         for one in sockets:  # of two that start at once one ends here, before it reports
@@ -250,7 +252,7 @@ def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> Non
       lora-fs demo --keep
     """
     if importlib.util.find_spec("openai") is None:
-        raise InputError("the demo needs an engine and more: pip install 'lora-fs[engine,demo]'")
+        raise InputError(f"the demo needs an engine and more: {install_extra('engine,demo')}")
     arguments = [
         *(["--keep"] if keep else []),
         *(["--sidecar"] if beside else []),

@@ -27,6 +27,13 @@ from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")
+# What a dry run says to people; scripts get ``dry_run`` and the outcome.
+WOULD = {
+    "registered": "would register",
+    "restored": "would restore",
+    "restore": "would restore",
+    "unregistered": "would unregister",
+}
 NAMED = 5  # of the names that a summary tells of
 
 
@@ -174,9 +181,11 @@ def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: 
 def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: Format) -> None:
     if context.printed({"dry_run": dry_run, "items": rows}, output, [row["what"] for row in rows]):
         return
-    for row in rows:
-        context.say(f"{row['outcome']:<12} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
-    counts = Counter(row["outcome"] for row in rows)
+    done = [WOULD.get(row["outcome"], row["outcome"]) if dry_run else row["outcome"] for row in rows]
+    width = max(12, *map(len, done)) if done else 0
+    for outcome, row in zip(done, rows, strict=True):
+        context.say(f"{outcome:<{width}} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
+    counts = Counter(done)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to do"
     context.say(f"{told}{' (dry run: nothing was changed)' if dry_run else ''}")
 

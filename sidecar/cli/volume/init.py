@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import click
@@ -10,8 +12,9 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.errors import RegistryMissing
+from lora_fs.sidecar.errors import RegistryLost, RegistryMissing
 from lora_fs.sidecar.registry.store import marker
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.mounts import mount_of
 
 
@@ -47,11 +50,15 @@ def init(context: Context, dry_run: bool, output: Format) -> None:
 
 
 def _rehearse(context: Context, folder: Path, output: Format) -> None:
+    nearest = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
         found = marker.read_marker(folder)
-    except RegistryMissing:
+    except RegistryMissing as missing:
         found = None
-    mount, kind = mount_of(folder)
+        _check_place(folder, nearest)
+        if marker.was_written_to(folder):
+            raise RegistryLost(str(missing)) from missing
+    mount, kind = mount_of(nearest)
     told = {
         "root": str(folder),
         "made": found is None,
@@ -61,6 +68,22 @@ def _rehearse(context: Context, folder: Path, output: Format) -> None:
     if not context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
         what = "there is a registry in" if found else "would make a registry in"
         context.say(f"{what} {folder} (on {mount}, {kind})")
+
+
+def _check_place(folder: Path, nearest: Path) -> None:
+    """Refuse what ``init`` would refuse, and write nothing.
+
+    Args:
+        nearest: of ``folder`` and the folders above it the deepest that exists.
+    Raises:
+        VolumeUnavailable: something else is in the way, or the volume does not take a folder there.
+    """
+    with atomic.explained(f"cannot create {folder}"):
+        if not nearest.is_dir():
+            raise OSError(errno.EEXIST if nearest == folder else errno.ENOTDIR, "")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            read_only = os.statvfs(nearest).f_flag & os.ST_RDONLY
+            raise OSError(errno.EROFS if read_only else errno.EACCES, "")
 
 
 COMMANDS = (init,)

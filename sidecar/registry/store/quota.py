@@ -56,8 +56,13 @@ class _Seen:
     """One generation's share of the use, without its body."""
 
     present: bool
+    digest: str
     size_bytes: int
     at: datetime.datetime | None
+
+    def registers(self, before: _Seen) -> bool:
+        """Whether it brought bytes into service, and did not only change what is said of them."""
+        return self.present and not (before.present and before.digest == self.digest)
 
 
 def _utc_now() -> datetime.datetime:
@@ -173,8 +178,8 @@ class Accounts:
         if allowed is not None and len(usage.recent) >= allowed:
             wait_s = WINDOW_S - usage.recent[allowed - 1] if allowed else WINDOW_S
             raise TooManyRegistrations(
-                f"namespace {key.namespace} registered {len(usage.recent)} times in the last minute and may "
-                f"{allowed} times: again in {wait_s:.0f} s, or raise it with `lora-fs quota --per-minute`",
+                f"namespace {key.namespace} registered {len(usage.recent)} times in the last minute; its "
+                f"quota is {allowed}: again in {wait_s:.0f} s, or raise it with `lora-fs quota --per-minute`",
                 retry_after_s=max(1.0, wait_s),
             )
         return usage
@@ -224,19 +229,23 @@ class Accounts:
         return known
 
     def _recent(self, key: AdapterKey, newest: _Seen | None) -> Iterator[float]:
-        """Ages of the last minute's writes; it looks at older generations only then."""
+        """Ages of the last minute's registrations; it looks at older generations only then."""
         if newest is None or self._age_s(newest) is None:
             return
-        for generation in self._reader.generations(self._reader.records(key)):
+        later: tuple[_Seen, float] | None = None
+        for generation in self._reader.generations(self._reader.records(key)):  # the newest first
             try:
                 seen = self._read(key, generation)
             except CorruptRecord:
                 continue
+            if later is not None and later[0].registers(seen):
+                yield later[1]
             age_s = self._age_s(seen)
             if age_s is None:
                 return
-            if seen.present:
-                yield age_s
+            later = seen, age_s
+        if later is not None and later[0].present:  # the first generation
+            yield later[1]
 
     def _age_s(self, seen: _Seen) -> float | None:
         """Seconds since the write; None if that is longer ago, or so far ahead that a clock is wrong."""
@@ -258,4 +267,4 @@ def _seen(record: Record) -> _Seen:
         at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
     except ValueError:
         at = None
-    return _Seen(record.present, record.spec.size_bytes, at)
+    return _Seen(record.present, record.spec.digest, record.spec.size_bytes, at)

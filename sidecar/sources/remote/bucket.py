@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable, install_extra
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, Offer, Options, Piece, wanted
 from lora_fs.sidecar.sources.remote.connection import waited
@@ -192,7 +192,7 @@ def _filesystem(uri: Uri, stall_s: float) -> Any:
     try:
         factory = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise InputError(f"{uri.scheme}:// needs {module}: pip install 'lora-fs[{extra}]'") from error
+        raise InputError(f"{uri.scheme}:// needs {module}: {install_extra(extra)}") from error
     if uri.scheme == "s3":
         seconds = {"connect_timeout": stall_s, "read_timeout": stall_s}
         return factory(config_kwargs=seconds, use_listings_cache=False)
