@@ -1,20 +1,25 @@
 """A program with a vLLM of its own: trains adapters, and serves each from memory. Prints what it saw as JSON.
 
-A script of ``test_from_tensors``, run with the plugin. Arguments: the base model's folder.
+It also serves each from a folder by ``load_inplace``, and one from a folder that comes late.
+A script of ``test_from_tensors``, run with the plugin. Arguments: the base model's folder, and one for files.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch.from_tensors import load_lora_adapter_from_tensors, unload_lora_adapter
+from lora_fs.worker_patch.worker.slots.steps import RETRY_S
 
 TOKENS = [1, 300, 310, 320, 330, 340, 350]
 STEPS = 3
@@ -33,7 +38,21 @@ def by_vllm(llm: LLM, request: Any = None) -> list[float]:
     return [given[at][token].logprob for at, token in enumerate(TOKENS) if at]
 
 
-def main(model_dir: str) -> None:
+def in_place(llm: LLM, folder: Path) -> list[float]:
+    """Of what is in a folder now, by the same name and id at every step."""
+    return by_vllm(llm, LoRARequest("in-place", 70, str(folder), load_inplace=True))
+
+
+def late(llm: LLM, trained: Any, folder: Path) -> dict[str, list[float]]:
+    """Of a folder before it is there, and after; a step may not try again at once."""
+    request = LoRARequest("late", 71, str(folder))
+    before = by_vllm(llm, request)
+    trained.save_pretrained(folder)
+    time.sleep(2 * RETRY_S)
+    return {"before": before, "after": by_vllm(llm, request), "peft": by_peft(trained)}
+
+
+def main(model_dir: str, files: Path) -> None:
     llm = LLM(
         model_dir,
         dtype="float32",
@@ -56,13 +75,16 @@ def main(model_dir: str) -> None:
         earlier = None if before is None else by_vllm(llm, before)
         if before is not None:
             unload_lora_adapter(llm, before)
+        trained.save_pretrained(files / "policy")
         seen.append({"peft": by_peft(trained), "vllm": by_vllm(llm, request), "earlier": earlier})
+        seen[-1]["in place"] = in_place(llm, files / "policy")
         trained(torch.tensor([TOKENS]), labels=torch.tensor([TOKENS])).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         before = request
-    print(json.dumps({"steps": seen, "base": by_vllm(llm)}))
+    came = late(llm, trained, files / "late")
+    print(json.dumps({"steps": seen, "base": by_vllm(llm), "late": came}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], Path(sys.argv[2]))

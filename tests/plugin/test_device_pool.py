@@ -83,7 +83,7 @@ def test_residency_says_gpu_beside_the_slots_too(pool: Callable[..., TieredModel
         tiers=manager.tiers,
         named={},
         rank=lambda number: 4,
-        blank=set(),
+        blank={},
         counted={},
         notices=Notices(),
     )

@@ -275,7 +275,7 @@ async def test_what_ran_blank_is_asked_for_anew(site: Site) -> None:
     api = site.api[0]
     await api.load("sql", "/p", record(7))
     request = api.requests["sql"]
-    site.worker.blank.add(7)
+    site.worker.blank[7] = 0.0
     assert (await api.loaded()).adapters == {}
     with api.using(request):
         await api.hold(request)
@@ -634,6 +634,35 @@ async def test_a_worker_without_the_weights_ends_the_answers(site: Site) -> None
         assert site.calls.count("hold") == holds + 1
     never.set()
     await goes_on
+
+
+async def test_adapters_that_one_step_lost_together(site: Site) -> None:
+    """Each answer has its own reason; what a second worker says of the same adapter changes nothing."""
+    api = site.api[0]
+    for number in (7, 8):
+        await api.load(f"a{number}", "/p", record(number))
+    await api.loaded()
+    told = asyncio.Event()
+
+    async def answer(number: int) -> None:
+        async with api.answering(api.requests[f"a{number}"]):
+            try:
+                await asyncio.Event().wait()
+            finally:  # as vLLM's own clean-up does
+                await told.wait()
+
+    ends = [asyncio.create_task(answer(number)) for number in (7, 7, 8)]
+    await asyncio.sleep(0)
+    site.worker.notices.blank(7, "no memory")
+    site.worker.notices.blank(8, "no folder")
+    await asyncio.sleep(0.05)
+    site.worker.notices.blank(7, "no memory there either")
+    await asyncio.sleep(0.05)
+    told.set()
+    errors = await asyncio.gather(*ends, return_exceptions=True)
+    lost = [f"a worker of the engine lost {why}" for why in 2 * ["a7: no memory"] + ["a8: no folder"]]
+    assert [(type(error), str(error)) for error in errors] == [(EngineUnavailable, why) for why in lost]
+    assert api._answering == {}
 
 
 async def test_an_answer_that_times_out_by_itself_did_not_lose_its_adapter(site: Site) -> None:

@@ -13,6 +13,9 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
@@ -133,6 +136,29 @@ def test_other_tensors_are_another_revision(llm: Any, memory: Path) -> None:
     for request in (first, second):
         unload_lora_adapter(llm, request)
     assert llm.manager.tiers.entries == {}
+
+
+def test_tied_tensors_are_an_adapter_too(llm: Any, memory: Path) -> None:
+    """Two names of one storage: the file's format has each by itself."""
+    tied, one = tensors(3), "base_model.model.gate_proj.lora_A.weight"
+    tied["base_model.model.up_proj.lora_A.weight"] = tied[one]
+    apart = {name: tensor.clone() for name, tensor in tied.items()}
+    found = [load_lora_adapter_from_tensors(llm, "policy", made, CONFIG) for made in (tied, apart)]
+    assert len({request.lora_int_id for request in found}) == 1, "the same bytes"
+
+
+def test_a_shard_is_no_adapter(tmp_path: Path) -> None:
+    """To gather one is a call of all ranks, which only the program can make."""
+    distributed.init_process_group("gloo", f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        shard = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
+        told = r"^x is a DTensor, .*: give tensor\.full_tensor\(\)$"
+        with pytest.raises(InputError, match=told), in_memory.files_of({"x": shard}, CONFIG):
+            pass
+        with in_memory.files_of({"x": shard.full_tensor()}, CONFIG) as folder:
+            assert torch.equal(load_file(folder / "adapter_model.safetensors")["x"], torch.ones(4, 4))
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_views_of_one_buffer_are_adapters_too(llm: Any, memory: Path) -> None:

@@ -13,15 +13,19 @@ from vllm.lora.layers import LoRAMapping
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
+from lora_fs.kernels.memory.pinned import PinnedMemory
 from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.weights.layout import Packed
+from lora_fs.kernels.weights.slabs import Draft, Slab
 from lora_fs.kernels.weights.tables import DeviceLayer
 from lora_fs.worker_patch.worker.load.fits import DoesNotFit
+from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.resident import Resident
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.ops import on_device, opaque, punica
 from lora_fs.worker_patch.worker.slots.layers import ModelLayers, Target
+from lora_fs.worker_patch.worker.slots.sleep import watch
 from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from tests.plugin.block import (
     HEAD,
@@ -45,10 +49,27 @@ def runner_of(manager: TieredModelManager) -> Any:
     worker: Any = TieredWorkerManager.__new__(TieredWorkerManager)
     worker._adapter_manager, worker._cached_dummy_lora = manager, False
     worker.embedding_modules = Model.embedding_modules
+    worker.blank, worker.in_place = {}, InPlace()
     runner: Any = LoRAModelRunnerMixin()
     runner.lora_manager, runner.lora_config = worker, manager.lora_config
     runner.get_model = lambda: manager.model
     return runner
+
+
+def sleeping(runner: Any) -> Any:
+    """A worker that sleeps, as far as it is about adapters."""
+
+    class Sleeps:
+        model_runner = runner
+
+        def sleep(self, level: int = 1) -> None: ...
+
+        def wake_up(self, tags: list[str] | None = None) -> None: ...
+
+    watch(Sleeps)
+    worker = Sleeps()
+    worker.sleep(level=2)
+    return worker
 
 
 def warm_up(runner: Any) -> None:
@@ -120,6 +141,48 @@ def test_a_warm_up_in_several_runs(make: Make, kernels: str) -> None:
 
 
 @KERNELS
+def test_a_warm_up_that_no_step_uses_packs_nothing(
+    make: Make, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an idle rank's of data-parallel experts, at each step of the others; those in use share one pack."""
+    manager = make(kernels)
+    runner, packed_as = runner_of(manager), list[Draft]()
+    pack = manager.layers.pack
+
+    def counted(draft: Draft, *memory: Any) -> Slab:
+        packed_as.append(draft)
+        return pack(draft, *memory)
+
+    monkeypatch.setattr(manager.layers, "pack", counted)
+    # Page-locked memory is for adapters: a warm-up takes none of it, nor complains that there is none.
+    memory = PinnedMemory(1, lambda size: torch.empty(size).byte())
+    monkeypatch.setattr(manager.layers, "memory", memory)
+    rows = np.ones(4, dtype=np.int32)
+    with runner.maybe_dummy_run_with_lora(runner.lora_config, rows, rows):
+        assert manager.list_adapters().keys() == {1, 2, 3}
+    assert packed_as == []
+    free = memory.free_bytes
+    warm_up(runner)
+    assert len(packed_as) == 1
+    assert memory.free_bytes == free
+    assert (manager.tiers.entries, manager.list_adapters(), manager._warm_up) == ({}, {}, None)
+
+
+@KERNELS
+def test_warm_ups_that_share_a_pack_have_a_slot_each(make: Make, kernels: str) -> None:
+    """One that goes takes nothing from another."""
+    manager = make(kernels)
+    runner = runner_of(manager)
+    with runner.maybe_setup_dummy_loras(runner.lora_config):
+        for number in (1, 2):
+            manager.activate_adapter(number)
+        manager.remove_adapter(1)
+        kept: Any = manager.get_adapter(2)
+        assert slot_has(manager, kept)
+        assert manager.tiers.slots.count(2) == 1
+
+
+@KERNELS
 @WORLD
 def test_an_adapter_is_the_whole_models(make: Make, kernels: str, rank: int, size: int) -> None:
     """Its share is taken; one that has a rank's sizes already is refused, unlike a warm-up's."""
@@ -152,8 +215,12 @@ def test_a_warm_up_beside_requests(make: Make, kernels: str) -> None:
 
 
 @KERNELS
-def test_the_device_lost_its_memory(make: Make, kernels: str) -> None:
-    """After a deep sleep: the next step fills its slots from host memory, and plans anew."""
+@pytest.mark.parametrize("told", ["reset_lora_state", "wake_up"])
+def test_the_device_lost_its_memory(make: Make, kernels: str, told: str) -> None:
+    """After a deep sleep: the next step fills its slots from host memory, and plans anew.
+
+    vLLM resets the adapters only if it loads the base model's weights itself; a program may do that.
+    """
     manager = make(kernels)
     resident = serve(manager, adapter(101))
     mapping = LoRAMapping((101, 0), (101, 0))
@@ -173,7 +240,11 @@ def test_the_device_lost_its_memory(make: Make, kernels: str) -> None:
         for stack in (*target.module.lora_a_stacked, *target.module.lora_b_stacked):
             stack.fill_(77)
     wrapper.tokens = punica.NOBODY
-    runner_of(manager).reset_lora_state()
+    runner = runner_of(manager)
+    if told == "wake_up":
+        sleeping(runner).wake_up()
+    else:
+        runner.reset_lora_state()
     assert manager.list_adapters().keys() == {101}
     assert manager.tiers.slots == [None] * SLOTS
     manager.activate_adapter(101)

@@ -20,6 +20,7 @@ from lora_fs.kernels.weights.slabs import Slab
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.load.alike import Alike
+from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident
 from lora_fs.worker_patch.worker.load.under_way import UnderWay
@@ -55,11 +56,17 @@ def files(tmp_path: Path) -> Files:
 
 
 def worker(
-    make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32, *, rank: int = 0, size: int = 1
+    make: Make,
+    budget_bytes: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    kernels: str = "torch",
 ) -> TieredWorkerManager:
     """A worker's manager, of a model with a host tier of so many bytes."""
     found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
-    manager = found._adapter_manager = make("torch", rank, size, dtype=dtype)
+    manager = found._adapter_manager = make(kernels, rank, size, dtype=dtype)
     manager.tiers.budget_bytes = budget_bytes
     found._cached_dummy_lora, found._lora_model_cls, found._loader, found._alike = (
         False,
@@ -69,7 +76,8 @@ def worker(
     )
     found.notices = Notices()
     found._alone, found.under_way = True, UnderWay()
-    found.named, found.failures, found._too_big, found.blank = {}, {}, {}, set()
+    found.named, found.failures, found._too_big, found.blank = {}, {}, {}, {}
+    found.in_place = InPlace()
     found.counters = defaultdict(float)
     found.lora_config, found.vocab_size, found.max_position_embeddings = manager.lora_config, WORDS, 128
     found.embedding_modules = Model.embedding_modules
@@ -192,11 +200,11 @@ def test_a_step_that_cannot_wait_for_a_load(
         )
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.set_active_adapters({LoRARequest("support", ID, files.path + "-gone")}, None)
-    assert manager.blank == {ID}
+    assert manager.blank.keys() == {ID}
     go.set()
     manager.wait(ID, 20)
     assert load(manager, files, again=False)["state"] == "ready"
-    assert (manager.blank, manager.failures) == (set(), {})
+    assert (manager.blank, manager.failures) == ({}, {})
     assert manager.tiers.entries[ID].size_bytes > 0
 
 

@@ -112,6 +112,33 @@ class Machine(RuleBasedStateMachine):
         self.touch(adapter)
         self.comes(adapter, "host")
 
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data(), size=SIZES, needed=st.booleans())
+    def replace(self, data: st.DataObject, size: int, needed: bool) -> None:
+        """It keeps who holds it, its pin and its priority, and the step goes on needing it."""
+        tiers, adapter = self.tiers, data.draw(st.sampled_from(sorted(self.sizes)))
+        old, step = tiers.entries[adapter], tiers.step
+        self.reserved.pop(adapter, None)
+        going = self.may_go - {adapter} - (step if needed else set())
+        lacking = self.taken(self.sizes) - self.sizes[adapter] + size - tiers.budget_bytes
+        try:
+            evicted = tiers.admit(adapter, size, needed=needed)
+        except NoRoom:
+            assert lacking > self.taken(going)
+            assert tiers.entries[adapter] is old
+            return
+        assert going >= set(evicted)
+        new = tiers.entries[adapter]
+        assert (new.priority, new.pinned, new.holders) == (old.priority, old.pinned, old.holders)
+        assert new.users == old.users
+        assert tiers.step == step
+        assert not tiers.on_device(adapter)
+        for one in evicted:
+            del self.sizes[one]
+        self.sizes[adapter] = size
+        self.touch(adapter)
+        self.comes(adapter, "host")
+
     @rule(policies=st.dictionaries(IDS, st.tuples(st.integers(0, 2), st.booleans())))
     def prefer(self, policies: dict[int, tuple[int, bool]]) -> None:
         self.tiers.prefer(policies)
@@ -310,6 +337,33 @@ def test_a_step_without_announcement_protects_its_adapters() -> None:
         tiers.reserve(2, 1)
     tiers.begin_step([])
     assert tiers.admit(2, 1) == [1]
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "held"])
+def test_only_the_next_step_ends_what_a_step_needs(tiers: Tiers, change: str) -> None:
+    """A load within the step, or a call after it, leaves the adapter its slot."""
+    tiers.begin_step([1, 2])
+    match change:
+        case "replaced":
+            tiers.admit(1, 10)
+        case "removed":
+            tiers.remove(1)
+            tiers.admit(1, 10)
+        case _:
+            tiers.hold(1, "api", 1)
+    for adapter in (1, 2):
+        tiers.place(adapter)
+    with pytest.raises(NoRoom, match="all 2 slots are in use by this step"):
+        tiers.place(3)
+    assert tiers.goes_on({1, 2}) == (change == "replaced"), "a call counts the next step as a beginning"
+
+
+def test_what_a_step_loads_evicts_nobody_of_that_step(tiers: Tiers) -> None:
+    """Though its users hold it no more."""
+    tiers.begin_step([1, 2, 4])
+    assert tiers.admit(4, 10, needed=True) == [3]
+    tiers.begin_step([])
+    assert tiers.admit(5, 10) == [1]
 
 
 def test_a_pinned_adapter_leaves_its_slot_last(tiers: Tiers) -> None:

@@ -12,6 +12,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.kernels.memory.host import HostMemory
 from lora_fs.worker_patch.notices import Notices
+from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.under_way import UnderWay
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
@@ -20,6 +21,8 @@ from lora_fs.worker_patch.worker.slots.tiers import Eviction, Tiers
 
 class Slots:
     """The model's manager, without a model."""
+
+    asleep = False
 
     def __init__(self, tiers: Tiers) -> None:
         self.tiers, self._active_adapters = tiers, dict[int, None]()
@@ -65,7 +68,7 @@ class Worker(TieredWorkerManager):
         self.notices, self._loader = Notices(), Loader()
         self._alone, self.under_way = alone, UnderWay()
         self.named, self.failures, self._too_big = {}, {}, {}
-        self.blank, self.counters = set(), defaultdict(float)
+        self.blank, self.in_place, self.counters = {}, InPlace(), defaultdict(float)
         self.go = threading.Event()
         self.go.set()
         self.broken: dict[int, str] = {}

@@ -78,8 +78,7 @@ class InProcess:
         self.seen: list[Answer] = []
         self._steps_on: set[int] = set()
         self._listener: Listener | None = None
-        self._answering: dict[int, set[asyncio.Timeout]] = {}
-        self._why_lost: tuple[int, str] = 0, ""
+        self._answering: dict[int, dict[asyncio.Timeout, str | None]] = {}  # why each lost its adapter
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
@@ -262,27 +261,26 @@ class InProcess:
         Raises:
             EngineUnavailable: says why; answers since then are not the adapter's.
         """
-        at = self._answering.setdefault(request.lora_int_id, set())
+        at, wait = self._answering.setdefault(request.lora_int_id, {}), asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as wait:
-                at.add(wait)
-                try:
-                    yield
-                finally:
-                    at.discard(wait)
+            async with wait:
+                at[wait] = None
+                yield
         except TimeoutError as error:
-            adapter, reason = self._why_lost
-            if not wait.expired() or adapter != request.lora_int_id:
+            reason = at.get(wait)
+            if reason is None or not wait.expired():
                 raise
             raise EngineUnavailable(f"a worker of the engine lost {request.lora_name}: {reason}") from error
         finally:
+            at.pop(wait, None)
             if not at and self._answering.get(request.lora_int_id) is at:
                 del self._answering[request.lora_int_id]
 
     def _lost(self, adapter: int, reason: str) -> None:
-        self._why_lost = adapter, reason
         self._held.pop(adapter, None)  # the next request asks whether it is there
-        for wait in list(self._answering.get(adapter, ())):
+        at = self._answering.get(adapter, {})
+        for wait in [wait for wait, known in at.items() if known is None]:
+            at[wait] = reason
             wait.reschedule(asyncio.get_running_loop().time())
 
     async def hold(self, request: LoRARequest) -> bool:

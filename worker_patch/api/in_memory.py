@@ -73,7 +73,12 @@ def files_of(tensors: Mapping[str, torch.Tensor], config: Config) -> Iterator[Pa
     Raises:
         InputError: the file's format cannot hold them.
     """
-    ready = {name: _on_the_host(name, tensor) for name, tensor in tensors.items()}
+    ready, storages = dict[str, torch.Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        here = _on_the_host(name, tensor)
+        storage = here.untyped_storage().data_ptr()
+        ready[name] = here.clone() if storage in storages else here  # the format has no tied tensors
+        storages.add(storage)
     size = sum(tensor.nbytes for tensor in ready.values())
     fits = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
     with tempfile.TemporaryDirectory(prefix="lora-fs-", dir=MEMORY if fits else None) as made:
@@ -130,6 +135,8 @@ def _on_the_host(name: str, tensor: object) -> torch.Tensor:
     """A tensor with memory of its own, as the file's format wants it."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_meta:
         raise InputError(f"{name} is no dense torch.Tensor: give what PEFT's get_peft_model_state_dict gives")
+    if hasattr(tensor, "full_tensor"):  # a collective call: the program knows which of its ranks are here
+        raise InputError(f"{name} is a DTensor, of which a rank has its shard: give tensor.full_tensor()")
     here = tensor.detach().to("cpu")
     return here.contiguous() if here.untyped_storage().nbytes() == here.nbytes else here.clone()
 

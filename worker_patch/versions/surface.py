@@ -30,6 +30,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     f"{_MANAGER}._init_punica_wrapper": ("self", "max_num_batched_tokens", "vllm_config"),
     f"{_MANAGER}.deactivate_adapter": ("self", "adapter_id"),
     f"{_MANAGER}._deactivate_adapter": ("self", "lora_id"),
+    f"{_MANAGER}._set_adapter_mapping": ("self", "mapping"),
     f"{_MANAGER}.remove_adapter": ("self", "adapter_id"),
     f"{_LRU_MANAGER}.remove_all_adapters": ("self",),
     f"{_MANAGER}._match_target_modules": ("self", "module_name"),
@@ -74,7 +75,7 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     _CLIENT: ("core_engines", "_finalizer", "client_index"),
     "vllm.config.parallel:ParallelConfig": (
         *("_api_process_count", "local_engines_only", "data_parallel_index"),
-        *("pipeline_parallel_size", "world_size", "enable_expert_parallel", "use_ubatching"),
+        *("pipeline_parallel_size", "world_size", "enable_expert_parallel", "use_ubatching", "worker_cls"),
     ),
     "vllm.config.vllm:VllmConfig": (
         *("use_v2_model_runner", "lora_config", "parallel_config", "model_config"),

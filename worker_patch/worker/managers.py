@@ -1,8 +1,7 @@
 """vLLM's manager of a worker's adapters, with ``loader`` doing the reading beside the steps.
 
-Put in place of ``LRUCacheWorkerLoRAManager`` (see ``hooks``). vLLM's own calls keep working: what
-they load is read at once, and stays until they remove it. A step that needs an adapter which
-failed to load runs it blank and logs it; it never raises, since that would end the engine.
+Put in place of ``LRUCacheWorkerLoRAManager`` (see ``hooks``). Steps call what ``slots.steps`` has. vLLM's
+own calls keep working: what they load is read at once, and stays until they remove it.
 Source: vllm/lora/worker_manager.py, 0.32.
 """
 
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from vllm.lora.lora_model import LoRAModel
@@ -27,36 +26,34 @@ from lora_fs.worker_patch.versions.differences import modules_to_save
 from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.load.alike import WEIGHTS, Alike, Kind
 from lora_fs.worker_patch.worker.load.fits import check_finite, check_patterns
+from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident, size_bytes
 from lora_fs.worker_patch.worker.load.under_way import Load, UnderWay
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.ops.punica import check_whole_steps
-from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.slots.sleep import watch
+from lora_fs.worker_patch.worker.slots.steps import Steps, latest
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom
 
 logger = logging.getLogger(__name__)
 
-KEPT = 256
-Said = TypeVar("Said", str, int)
 STOCK = "/vllm"  # who uses what came by vLLM's own calls; no replica's id, which is a segment
 
 
-class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
-    """What the model runner calls in every step, and what ``rpc`` calls between them.
+class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[misc]
+    """What the model runner calls in every step, and what ``rpc`` calls between them."""
 
-    Attributes:
-        failures: adapter → why its last load failed, the latest ``KEPT``.
-        blank: what ran without its weights, and is not the adapter.
-        counters: seconds and bytes of loads, blank runs.
-    """
+    _adapter_manager: TieredModelManager
+    in_place: InPlace
 
     _manager_cls = TieredModelManager
-    _adapter_manager: TieredModelManager
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check_room(vllm_config)
         check_whole_steps(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
+        watch(vllm_config.parallel_config.worker_cls)
         self.notices = Notices()
         self._loader: Loader[Resident] = Loader()
         self._alone = vllm_config.parallel_config.world_size == 1
@@ -65,7 +62,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
         self._too_big: dict[int, int] = {}  # adapter → bytes of a load that found no room
-        self.blank: set[int] = set()
+        self.blank: dict[int, float] = {}
+        self.in_place = InPlace()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     @property
@@ -80,72 +78,39 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._adapter_manager.warm()
         return model
 
-    @property
-    def tiers(self) -> Tiers:
-        return self._adapter_manager.tiers
-
-    # -- what the step does ----------------------------------------------------------------------
-
-    def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
-        ids = {request.lora_int_id for request in requests if request}
-        if mapping is not None:
-            # vLLM compares requests by name: two adapters of one name would be one in ``requests``.
-            ids.update(mapping.index_mapping, mapping.prompt_mapping)
-            ids.discard(0)
-        if ids != self.tiers.step or not ids <= self._adapter_manager._active_adapters.keys():
-            self._activate({int(adapter) for adapter in ids}, requests)
-        if mapping is not None:
-            self._adapter_manager.set_adapter_mapping(mapping)
-            self._adapter_manager.begin_step()
-
-    def _activate(self, ids: set[int], requests: set[Any]) -> None:
-        needed = {request.lora_int_id: request for request in requests if request}
-        self.tiers.begin_step(ids)
-        for adapter in ids:
-            try:
-                if adapter not in self.tiers.entries:
-                    self._load_now(needed[adapter])
-                self._adapter_manager.activate_adapter(adapter)
-            except Exception as error:
-                self._run_blank(adapter, error)
-
-    def _run_blank(self, adapter: int, error: Exception) -> None:
-        """Let the step go on without the adapter's weights: it is this request's loss, not everybody's."""
-        logger.error("adapter %d cannot be had, and runs without its weights: %r", adapter, error)
-        self.counters["blank_runs"] += 1
-        self.notices.blank(adapter, repr(error))
-        self._fail(adapter, repr(error))
-        try:
-            self.remove_adapter(adapter)
-            layers = self._adapter_manager.layers
-            slab = layers.pack(layers.draft({}, {}))
-            self._adapter_manager.admit(Resident(LoRAModel(adapter, 1, {}), slab, layers.memory), 0)
-            self.blank.add(adapter)
-            self._adapter_manager.activate_adapter(adapter)
-        except Exception:
-            logger.exception("adapter %d has no slot either: its rows are the base model's", adapter)
-
-    def forget_blank(self, adapter: int) -> None:
-        """Drop an adapter that ran blank, so that the next request loads it anew."""
-        if adapter in self.blank:
-            self.blank.discard(adapter)
-            self.remove_adapter(adapter)
-
     # -- vLLM's own calls ------------------------------------------------------------------------
 
     def add_adapter(self, lora_request: LoRARequest) -> bool:
         adapter = lora_request.lora_int_id
         if adapter not in self.tiers.entries or lora_request.load_inplace:
             self._load_now(lora_request)
+        self.blank.pop(adapter, None)
         self.tiers.hold(adapter, STOCK, 0)
-        with suppress(NoRoom):  # the step that needs it finds it a slot
-            self._adapter_manager.activate_adapter(adapter)
+        if not self._adapter_manager.asleep:
+            with suppress(NoRoom):  # the step that needs it finds it a slot
+                self._adapter_manager.activate_adapter(adapter)
         return True
 
-    def _load_now(self, request: LoRARequest) -> None:
+    def _load_now(self, request: LoRARequest, *, needed: bool = False) -> None:
+        """Read an adapter, in the place of the weights that it has; after an error those stay.
+
+        Args:
+            needed: by the running step.
+        """
+        files = self.in_place.reading(request)
         lora = self._prepare(request)
-        self._adapter_manager.remove_adapter(lora.id)
-        self._adapter_manager.admit(lora, size_bytes(lora))
+        self._adapter_manager.admit(lora, size_bytes(lora), needed=needed)
+        self.in_place.read(request, files)
+
+    def forget_blank(self, adapter: int) -> None:
+        """Drop an adapter that ran blank, so that the next request loads it anew.
+
+        What vLLM's own calls hold stays: no request loads it, and the next step tries it again.
+        """
+        if self.blank.pop(adapter, None) is not None:
+            entry = self.tiers.entries.get(adapter)
+            if entry is not None and STOCK not in entry.holders:
+                self.remove_adapter(adapter)
 
     def _prepare(self, request: LoRARequest, *, passing: bool = False) -> Resident:
         """Read and pack; touches nothing of the managers, so that any thread may.
@@ -197,7 +162,6 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             self.tiers.reserve(adapter, size, spare=asked["spare"])
         for gone in self.named.keys() - self.tiers.entries.keys() - {*self.under_way}:
             del self.named[gone]
-        self.blank &= self.tiers.entries.keys()
         load = self.under_way.begin(adapter, asked)
         self.named[adapter] = request.lora_name, request.lora_path
 
@@ -267,7 +231,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             how = {key: load.asked[key] for key in ("priority", "pinned", "spare")}
             self._adapter_manager.admit(brought, size, **how)
         except NoRoom:  # the next request gets the error, or finds room for its true size
-            self._too_big = _latest({**self._too_big, adapter: size})
+            self._too_big = latest({**self._too_big, adapter: size})
             return
         self.tiers.entries[adapter].users.add(str(load.user))
         self.counters["host_loads"] += 1
@@ -293,9 +257,6 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.under_way.forget(adapter)
         self._loader.forget(adapter)
 
-    def _fail(self, adapter: int, reason: str) -> None:
-        self.failures = _latest({**self.failures, adapter: reason})
-
     # -- what is in the host tier ----------------------------------------------------------------
 
     def bring(self, adapter: int) -> None:
@@ -320,7 +281,3 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-
-
-def _latest(known: dict[int, Said]) -> dict[int, Said]:
-    return dict(list(known.items())[-KEPT:])

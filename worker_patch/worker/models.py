@@ -10,12 +10,14 @@ import logging
 import time
 from collections import defaultdict
 from contextlib import suppress
+from operator import is_
 from typing import Any
 
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
 from lora_fs.kernels.memory.extents import StorageFullError
+from lora_fs.kernels.memory.host import HostMemory
 from lora_fs.kernels.weights.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.versions.layers import tell_stranger
@@ -27,7 +29,7 @@ from lora_fs.worker_patch.worker.load.fits import (
     name_as_the_model,
 )
 from lora_fs.worker_patch.worker.load.resident import Resident, convert
-from lora_fs.worker_patch.worker.ops.punica import Planned
+from lora_fs.worker_patch.worker.ops.punica import Planned, in_slots
 from lora_fs.worker_patch.worker.slots.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.slots.shares import Shares
 from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
@@ -42,8 +44,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     """Slots and host tier; every change of either goes through ``tiers``.
 
     Attributes:
+        asleep: whether vLLM has unmapped the device's memory for weights: nothing may be copied there.
         counters: loads into slots, with their seconds and bytes, monotonic.
     """
+
+    asleep = False
 
     def __init__(self, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
@@ -55,6 +60,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         settings = load_settings()
         self.tiers = Tiers(self.lora_slots, settings.host_bytes, eviction=settings.eviction)
         self._warm_ups: set[int] = set()
+        self._warm_up: tuple[list[Any], Resident] | None = None  # that was packed last, and of which weights
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.layers.lock(settings.host_bytes)
         if self.layers.targets:
@@ -85,6 +91,12 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         if self._ours:
             for wrapper in self.punica_wrapper_mapping.values():
                 wrapper.sampled_is_next = True
+
+    def _set_adapter_mapping(self, mapping: Any) -> None:
+        """vLLM's own metadata, and its classification head, take no adapter that has no slot."""
+        if not self._ours or getattr(self, "_classification_head", None) is not None:
+            mapping = in_slots(mapping, self.lora_index_to_id)
+        super()._set_adapter_mapping(mapping)
 
     def _init_punica_wrapper(self, max_num_batched_tokens: int, vllm_config: Any) -> None:
         super()._init_punica_wrapper(max_num_batched_tokens, vllm_config)
@@ -167,30 +179,47 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         return _UNBOUNDED
 
     def add_adapter(self, lora: LoRAModel) -> bool:
-        """Pack and admit one of vLLM's warm-up adapters, which nothing else sends this way.
+        """Admit one of vLLM's warm-up adapters, which nothing else sends this way.
 
         They have this rank's sizes, come as many as there are slots, and go when the warm-up ends, so they
-        need no budget.
+        need no budget. vLLM registers them at every dummy batch, and most are never used: the step that
+        uses one packs it.
         """
         if lora.id in self._registered_adapters:
             return False
-        self.admit(self.pack(lora, self.draft(lora, whole=False)), 0)
+        self.admit(lora, 0)
         self._warm_ups.add(lora.id)
         return True
 
-    def admit(self, lora: Resident, size: int, **how: Any) -> None:
-        """Take a packed adapter into the host tier, as ``Tiers.admit`` says.
+    def _packed(self, lora_id: int) -> Resident:
+        """An adapter as it fills a slot. Warm-ups that are clones of each other share one piece of memory."""
+        adapter = self._registered_adapters[lora_id]
+        if not isinstance(adapter, Resident):
+            weights = list(adapter.loras.values())
+            if self._warm_up is None or not all(map(is_, weights, self._warm_up[0])):
+                memory = HostMemory()  # not page-locked, where it would take an adapter's place
+                draft = self.draft(adapter, whole=False)
+                self._warm_up = weights, Resident(adapter, self.layers.pack(draft, memory), memory)
+            adapter = self._registered_adapters[lora_id] = self._warm_up[1].alias(lora_id)
+        return adapter
+
+    def admit(self, lora: LoRAModel, size: int, **how: Any) -> None:
+        """Take a packed adapter, or a warm-up, into the host tier, as ``Tiers.admit`` says.
 
         Raises:
-            NoRoom: nothing was evicted.
+            NoRoom: nothing was evicted, and what it was to replace stays.
         """
         for victim in self.tiers.admit(lora.id, size, **how):
             self._forget(victim)
+        self._forget(lora.id)
         self._registered_adapters[lora.id] = lora
 
     def bring(self, lora_id: int) -> None:
-        """Start to copy an adapter of the host tier to the device, if there is room that nobody keeps."""
-        if lora_id not in self.tiers.slots:
+        """Start to copy an adapter of the host tier to the device, if there is room that nobody keeps.
+
+        While vLLM sleeps there is none: the next hold or step brings it.
+        """
+        if lora_id not in self.tiers.slots and not self.asleep:
             with suppress(NoRoom):
                 self._land(lora_id, needed=False)
 
@@ -226,7 +255,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             super().deactivate_adapter(victim)
         began = time.monotonic()
         try:
-            self._fill(index, self._registered_adapters[lora_id])
+            self._fill(index, self._packed(lora_id))
             self._active_adapters[lora_id] = None
             self.counters["gpu_loads"] += 1
             if not self.layers.lands:
@@ -274,13 +303,18 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def remove_all_adapters(self) -> None:
         """A warm-up ended, which may be beside requests: its adapters go. Or the device lost what it had, as
-        when the engine slept: steps fill the slots anew, from host memory.
+        when the engine slept.
         """
         if self._warm_ups:
             for adapter in self._warm_ups:
                 self.remove_adapter(adapter)
             self._warm_ups.clear()
+            self._warm_up = None
             return
+        self.lose_device()
+
+    def lose_device(self) -> None:
+        """Take the device's memory for empty: steps fill the slots anew, from host memory."""
         for adapter in list(self._active_adapters):
             self.deactivate_adapter(adapter)
         self.tiers.device.clear()
@@ -290,10 +324,12 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     def pin_adapter(self, lora_id: int) -> bool:
         """Keep it in the host tier and in a slot. Raises NoRoom: one slot stays free for the rest."""
         self.tiers.pin(lora_id)
-        self.activate_adapter(lora_id)
+        if not self.asleep:
+            self.activate_adapter(lora_id)
         return True
 
     def _forget(self, adapter_id: int) -> bool:
-        if adapter_id in self._registered_adapters:
-            self.layers.drop(self._registered_adapters[adapter_id].slab)
+        adapter = self._registered_adapters.get(adapter_id)
+        if isinstance(adapter, Resident):
+            self.layers.drop(adapter.slab)
         return bool(super().remove_adapter(adapter_id))

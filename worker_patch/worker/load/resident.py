@@ -7,6 +7,8 @@ own, converted as vLLM does. Source: vllm/lora/lora_model.py and model_manager.p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -39,6 +41,12 @@ class Resident(LoRAModel):  # type: ignore[misc]
         self.slab, self.memory, self.alike = slab, memory, alike
         if memory.locks:
             self._move(memory)
+
+    def alias(self, adapter: int) -> Resident:
+        """The same weights, in the same memory, as another adapter's."""
+        other = copy(self)
+        other.id, other.slab = adapter, replace(self.slab)  # the device knows a slab by its identity
+        return other
 
     def _move(self, memory: HostMemory | PinnedMemory) -> None:
         """Copy the rest to one piece of ``memory``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
         decode = mapping.prompt_mapping == mapping.index_mapping
         self.sampled = self.tokens if decode else _plan(mapping.prompt_mapping, slots)
         if self.theirs:
+            mapping = in_slots(mapping, lora_index_to_id)
             super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
 
     def plan_of_logits(self, rows: int) -> Plan:
@@ -157,6 +159,19 @@ def _plan(ids: Sequence[int], slots: Mapping[int, int]) -> Plan:
     begins, lengths = runs_of(of_rows)
     of_runs = [slots.get(adapter, NO_SLOT) for adapter in of_rows[begins].tolist()]
     return plan_segments(np.array(of_runs, dtype=np.int64), lengths)
+
+
+def in_slots(mapping: Any, lora_index_to_id: Sequence[int | None]) -> Any:
+    """A mapping for vLLM's own metadata: an adapter without a slot, which ends a step there, is none."""
+    rows = mapping.index_mapping, mapping.prompt_mapping
+    lost = {adapter for one in rows for adapter in {*one} if adapter > 0 and adapter not in lora_index_to_id}
+    if not lost:
+        return mapping
+    found = copy(mapping)
+    found.index_mapping, found.prompt_mapping = (
+        tuple(0 if adapter in lost else adapter for adapter in one) for one in rows
+    )
+    return found
 
 
 def of_prompt(plan: Plan, rows: int) -> Plan:

@@ -110,9 +110,9 @@ class ModelLayers:
         }
         return Draft.of(shapes, taken, self._dtype_for(taken), finished=self._finished)
 
-    def pack(self, draft: Draft) -> Slab:
-        """Copy the weights to where the draft has them; any thread may."""
-        return draft.slab(self.memory.empty(draft.outline.elements, draft.dtype))
+    def pack(self, draft: Draft, memory: HostMemory | None = None) -> Slab:
+        """Copy the weights to where the draft has them; any thread may. ``memory``: in place of the own."""
+        return draft.slab((memory or self.memory).empty(draft.outline.elements, draft.dtype))
 
     def lock(self, host_bytes: int) -> None:
         """Have the memory of the host tier page-locked, if a device copies from it: all of it, now.

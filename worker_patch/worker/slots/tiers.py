@@ -51,7 +51,8 @@ class Tiers:
         slots: which id is in which slot.
         device: adapters in the device's memory, or on the way there.
         copies: slots copy from there, and then need it no more; else they refer to it.
-        step: the adapters of the last step, less those whose next step counts as a beginning.
+        step: the adapters that the running step needs, or the last one did. Only the next step changes it:
+            an adapter that is removed or replaced meanwhile is still needed.
         counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
     """
 
@@ -66,6 +67,7 @@ class Tiers:
         self.counters: Counter[str] = Counter()
         self._reserved: dict[int, int] = {}
         self.step: frozenset[int] = frozenset()
+        self._counted: frozenset[int] = frozenset()  # of it, those whose next step is no beginning
         self._tick = 0
 
     @property
@@ -99,25 +101,45 @@ class Tiers:
         self._reserved.pop(adapter, None)
 
     def admit(
-        self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False, spare: bool = False
+        self,
+        adapter: int,
+        size_bytes: int,
+        *,
+        priority: int | None = None,
+        pinned: bool | None = None,
+        spare: bool = False,
+        needed: bool = False,
     ) -> list[int]:
         """Turn an ended load's reservation into an entry. Returns the adapters evicted for it.
 
+        An entry that it replaces keeps its holders and users, and leaves the device and its slot.
+
+        Args:
+            priority, pinned: None: as the replaced entry; without one 0, and not pinned.
+            needed: by the running step, whose other adapters all stay then.
         Raises:
             NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicts nobody
                 and drops the reservation.
         """
         self.cancel(adapter)
-        going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order("host"))
-        self._see_to(size_bytes, self.used_bytes - sum(self.entries[one].size_bytes for one in going), spare)
+        old = self.entries.get(adapter, Entry(0))
+        others = [one for one in self.entries if one != adapter and self._may_go(one, needed=needed)]
+        going = [] if spare else sorted(others, key=self._order("host"))
+        taken = self.used_bytes - old.size_bytes
+        self._see_to(size_bytes, taken - sum(self.entries[one].size_bytes for one in going), spare)
         victims = []
         for victim in going:
-            if self.used_bytes + size_bytes <= self.budget_bytes:
+            if taken + size_bytes <= self.budget_bytes:
                 break
+            taken -= self.entries[victim].size_bytes
             self.remove(victim)
             self.counters["cpu_evictions"] += 1
             victims.append(victim)
-        self.entries[adapter] = Entry(size_bytes, priority, pinned=pinned and self._pins_left() > 0)
+        self._leave(adapter)
+        self.entries.pop(adapter, None)
+        keep = (old.pinned if pinned is None else pinned) and self._pins_left() > 0
+        rank = old.priority if priority is None else priority
+        self.entries[adapter] = Entry(size_bytes, rank, pinned=keep, holders=old.holders, users=old.users)
         self.touch(adapter)
         self._came(adapter, "host")
         return victims
@@ -131,11 +153,14 @@ class Tiers:
 
     def remove(self, adapter: int) -> None:
         """Forget an adapter, where it is and its reservation, whoever uses it."""
-        self.step -= {adapter}
-        self.device.discard(adapter)
-        self.vacate(adapter)
+        self._counted -= {adapter}
+        self._leave(adapter)
         self.cancel(adapter)
         self.entries.pop(adapter, None)
+
+    def _leave(self, adapter: int) -> None:
+        self.device.discard(adapter)
+        self.vacate(adapter)
 
     def touch(self, adapter: int) -> None:
         """Note that it was used now."""
@@ -151,7 +176,7 @@ class Tiers:
         if entry is None:
             return False
         self.keep(adapter, holder, sequence)
-        self.step -= {adapter}  # count its next step as a beginning
+        self._counted -= {adapter}
         return True
 
     def keep(self, adapter: int, holder: str, sequence: int) -> None:
@@ -176,14 +201,20 @@ class Tiers:
         entry.users.discard(user)
         return not entry.users and not entry.holders
 
-    def begin_step(self, adapters: Iterable[int]) -> None:
-        """The step that begins uses these, until the next one begins."""
+    def goes_on(self, adapters: Collection[int]) -> bool:
+        """Whether a step with these begins nothing: the last one had the same, and nobody held them since."""
+        return self.step == self._counted == adapters
+
+    def begin_step(self, adapters: Iterable[int]) -> frozenset[int]:
+        """The step that begins needs these, until the next one begins. Returns those whose use begins."""
         now = frozenset(adapters)
-        for adapter in now - self.step:
+        begun = now - self._counted
+        for adapter in begun:
             self.counters["gpu_hits" if self.on_device(adapter) else "gpu_misses"] += 1
-        self.step = now
+        self.step = self._counted = now
         for adapter in now & self.entries.keys():
             self.touch(adapter)
+        return begun
 
     def pin(self, adapter: int) -> None:
         """Keep it in the host tier, and in a slot once it is in one.
@@ -206,10 +237,11 @@ class Tiers:
     def _pins_left(self) -> int:
         return len(self.slots) - 1 - sum(entry.pinned for entry in self.entries.values())
 
-    def _may_go(self, adapter: int) -> bool:
+    def _may_go(self, adapter: int, *, needed: bool = False) -> bool:
+        """Whether the host tier may evict it. ``needed``: for an adapter that the running step loads."""
         entry = self.entries[adapter]
-        unannounced = adapter in self.step and not entry.users
-        return not (entry.holders or entry.pinned or unannounced)
+        in_step = adapter in self.step and (needed or not entry.users)
+        return not (entry.holders or entry.pinned or in_step)
 
     def _came(self, adapter: int, tier: str) -> None:
         self._tick += 1

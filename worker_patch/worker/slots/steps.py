@@ -1,0 +1,125 @@
+"""What every step does with adapters: each that it needs gets a slot, and what is not available runs blank.
+
+A blank adapter runs without its weights. Nothing here raises within a step: that would end the engine for
+everybody. The worker reports the blank run, keeps what it has in host memory, and a later step tries again.
+Source: vllm/lora/worker_manager.py, 0.32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+from vllm.lora.request import LoRARequest
+
+from lora_fs.worker_patch.notices import Notices
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
+
+logger = logging.getLogger(__name__)
+
+KEPT = 256
+RETRY_S = 1.0  # before a step tries again to make a blank adapter available
+RETRY_TIMES = 10  # or so many times what the failed try took: tries take a tenth of the steps' time at most
+Said = TypeVar("Said", str, int, float)
+
+
+class Asks(Protocol):
+    """Says whether a step's request wants its adapter read again."""
+
+    def asks(self, request: Any) -> bool: ...
+
+
+class Steps:
+    """The steps' side of a worker's adapter manager.
+
+    Attributes:
+        in_place: which requests with ``load_inplace`` are still to be read for.
+        failures: adapter → why its last load failed, the latest ``KEPT``.
+        blank: adapters that run without their weights → when a step may try again, a monotonic time.
+        counters: seconds and bytes of loads, blank runs.
+    """
+
+    _adapter_manager: Any
+    notices: Notices
+    in_place: Asks
+    failures: dict[int, str]
+    blank: dict[int, float]
+    counters: defaultdict[str, float]
+
+    @property
+    def tiers(self) -> Tiers:
+        tiers: Tiers = self._adapter_manager.tiers
+        return tiers
+
+    def _load_now(self, request: LoRARequest, *, needed: bool = False) -> None:
+        """Read an adapter. ``needed``: by the running step."""
+        raise NotImplementedError
+
+    def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
+        """Begin a step."""
+        ids = {request.lora_int_id for request in requests if request}
+        if mapping is not None:
+            # vLLM compares requests by name: two adapters of one name would be one in ``requests``.
+            ids.update(mapping.index_mapping, mapping.prompt_mapping)
+            ids.discard(0)
+        if self._begins(ids, requests):
+            self._activate({int(adapter) for adapter in ids}, requests)
+        if mapping is not None:
+            self._adapter_manager.set_adapter_mapping(mapping)
+            self._adapter_manager.begin_step()
+
+    def _begins(self, ids: set[int], requests: set[Any]) -> bool:
+        """Whether a step has anything to do before it runs: most go on with what the last one had."""
+        if not self.tiers.goes_on(ids):
+            return True
+        active = self._adapter_manager._active_adapters
+        if any(adapter not in active and not self._waits(adapter) for adapter in ids):
+            return True
+        return any(self.in_place.asks(one) and not self._waits(one.lora_int_id) for one in requests if one)
+
+    def _waits(self, adapter: int) -> bool:
+        """Whether an adapter runs blank, and no step may try again yet."""
+        return monotonic() < self.blank.get(adapter, 0.0)
+
+    def _activate(self, ids: set[int], requests: set[Any]) -> None:
+        needed = {request.lora_int_id: request for request in requests if request}
+        begun, active = self.tiers.begin_step(ids), self._adapter_manager._active_adapters
+        for adapter in ids:
+            if self._waits(adapter):
+                if adapter in begun:
+                    self._count_blank(adapter)
+                continue
+            began = monotonic()
+            try:
+                if adapter not in self.tiers.entries or self.in_place.asks(needed.get(adapter)):
+                    self._load_now(needed[adapter], needed=True)
+                self._adapter_manager.activate_adapter(adapter)
+                self.blank.pop(adapter, None)
+            except Exception as error:
+                self._run_blank(adapter, error, monotonic() - began)
+        for adapter in ids:
+            if adapter not in active and adapter not in self.blank:
+                self._run_blank(adapter, NoRoom("another adapter of the same step has its slot"), 0.0)
+
+    def _run_blank(self, adapter: int, error: Exception, took_s: float) -> None:
+        """Let the step go on without the adapter's weights: only the requests that name it are wrong."""
+        logger.error("adapter %d is not available, and runs without its weights: %r", adapter, error)
+        self._fail(adapter, repr(error))
+        self.blank = latest({**self.blank, adapter: monotonic() + max(RETRY_S, RETRY_TIMES * took_s)})
+        self._count_blank(adapter)
+        if adapter in self._adapter_manager._active_adapters:  # with the weights that it had before
+            self._adapter_manager.deactivate_adapter(adapter)
+
+    def _count_blank(self, adapter: int) -> None:
+        self.counters["blank_runs"] += 1
+        self.notices.blank(adapter, self.failures.get(adapter, ""))
+
+    def _fail(self, adapter: int, reason: str) -> None:
+        self.failures = latest({**self.failures, adapter: reason})
+
+
+def latest(known: dict[int, Said]) -> dict[int, Said]:
+    """The last ``KEPT`` of them."""
+    return dict(list(known.items())[-KEPT:])
