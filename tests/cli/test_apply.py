@@ -593,6 +593,29 @@ def test_the_model_of_a_document_is_its_scope(lora_fs: LoraFs, shop: Path) -> No
     assert served(lora_fs, "-n", "team-a", "--model", "other/base").keys() == {"sql"}
 
 
+def test_what_somebody_registered_by_hand_stays_theirs(lora_fs: LoraFs, shop: Path, hub: Hub) -> None:
+    """Its bytes come from another address, too: nobody's ``--prune`` takes it, and no refusal changes it."""
+    hub.repo = "acme/support"
+    hub.publish(shop / "lora-1", "a" * 40)
+    hub.publish(shop / "lora-1", "b" * 40)
+    assert lora_fs("register", "sql", "hf://acme/support@" + "a" * 40, "--label", "team=care").code == 0
+    before = lora_fs("list", "-o", "json").json
+    other = "hf://acme/support@" + "b" * 40
+    refused = document("sql", other, digest="sha256:" + "0" * 64, policy={"kind": "pinned", "priority": 99})
+    ran = lora_fs("apply", "-f", write(shop / "a.yaml", refused))
+    assert (ran.code, "spec.digest: what came from" in ran.err) == (1, True)
+    assert lora_fs("list", "-o", "json").json == before
+    both = document("sql", other), document("mine", str(shop / "lora-2"))
+    assert lora_fs("apply", "-f", write(shop / "a.yaml", *both)).code == 0
+    assert lora_fs("apply", "-f", write(shop / "b.yaml", both[1]), "--prune").code == 0
+    assert served(lora_fs).keys() == {"sql", "mine"}
+    assert served(lora_fs)["sql"][2] == {"team": "care"}
+    wanted = document("sql", other, policy={"kind": "pinned"})
+    assert lora_fs("apply", "-f", write(shop / "a.yaml", wanted)).code == 0
+    policies = {one["name"]: one["spec"]["policy"] for one in lora_fs("list", "-o", "json").json}
+    assert policies["sql"]["kind"] == "pinned"
+
+
 def test_what_is_fetched_is_checked(
     lora_fs: LoraFs, shop: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,26 +99,31 @@ def test_a_namespace_that_requires_evaluations(site: Site) -> None:
     assert site.adopter.refusals() == {}
 
 
-@pytest.mark.parametrize("how", ["served", "tried"])
+@pytest.mark.parametrize("how", ["served", "tried", "before"])
 def test_changed_files_do_not_pass_the_gate_of_those_before(site: Site, how: str) -> None:
-    """What the name serves, or a canary tries, stays as it was evaluated, until the old files are back."""
+    """What the name serves, tries, or goes back to stays as it was evaluated, until the old files return."""
     write_adapter(site.folder)
     assert site.settle() == {"dropped": "v1"}
-    revision = "v1" if how == "served" else "v2"
+    revision = "v2" if how == "tried" else "v1"
     bounds = {"namespace": site.scope.namespace, "writer": "t", "updated_at": ""}
     site.registry.accounts.write(Quota.model_validate({**bounds, "require_evaluation": "pass_rate>=0.9"}))
-    if how == "tried":
+    serves = {"dropped": "v1"}
+    if how != "served":
         write_adapter(site.at("v2", "dropped"), seed=2)
-        assert site.settle() == {"dropped": "v1"}
-        release.set_canary(site.registry, site.scope, "dropped", "v2", 10, writer="t")
+        assert site.settle() == serves
+        if how == "tried":
+            release.set_canary(site.registry, site.scope, "dropped", "v2", 10, writer="t")
+        else:
+            release.promote(site.registry, site.scope, "dropped", "v2", writer="t")
+            serves = {"dropped": "v2"}
     known = site.at(revision, "dropped")
     write_adapter(known, seed=3)
-    assert site.settle() == {"dropped": "v1"}
-    assert site.step(100) == {"dropped": "v1"}
+    assert site.settle() == serves
+    assert site.step(100) == serves
     assert site.generation(revision) == 1
     assert "GateNotPassed" in site.refusal(revision=revision)
-    write_adapter(known, seed=0 if how == "served" else 2)
-    assert site.settle() == {"dropped": "v1"}
+    write_adapter(known, seed=2 if how == "tried" else 0)
+    assert site.settle() == serves
     assert site.adopter.refusals() == {}
 
 

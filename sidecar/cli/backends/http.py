@@ -130,7 +130,7 @@ class OverHttp:
 
     def _fetched(self, scope: Scope, name: str, source: str, said: RegisterAs) -> Outcome:
         """Let the server fetch it; asked again as long as it goes on there."""
-        body = {**said.model_dump(mode="json"), "source": source}
+        body = {**said.model_dump(mode="json", exclude_defaults=True), "source": source}
         while True:
             try:
                 return self._read(Outcome, self._client.post(_path(scope, name, "register"), body))
@@ -162,4 +162,4 @@ def _path(scope: Scope, *more: str) -> str:
 
 
 def _query(said: RegisterAs) -> dict[str, object]:
-    return said.model_dump(mode="json", exclude={"labels", "allow"})
+    return said.model_dump(mode="json", exclude={"labels", "allow"}, exclude_defaults=True)

@@ -179,6 +179,7 @@ def _new(document: LoraAdapter, there: Registered, owner: str) -> Plan:
         "ttl_s": spec.policy.ttlSeconds,
         "priority": spec.policy.priority,
         "labels": {**(document.metadata.labels or {}), OWNER: owner},
+        "amend": False,  # the plan after it changes what the document means, once it is known to mean it
         "activate": spec.activates and not unchecked,
         "allow": tuple(spec.allow),
     }

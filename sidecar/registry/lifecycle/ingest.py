@@ -60,6 +60,7 @@ class Registration:
         source: a local folder.
         revision: None takes the next ``vN``.
         policy: None takes that of the revision that the name serves.
+        amends: registered bytes take over the policy and the labels, and what is allowed.
         again: registered bytes become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that serves already.
         fingerprint: of ``source`` when it held still: refuse one that looks otherwise after the read.
@@ -78,6 +79,7 @@ class Registration:
     policy: Policy | None = None
     labels: Mapping[str, str] | None = None
     link: bool = False
+    amends: bool = True
     activate: bool = True
     again: bool = True
     origin: Origin = "register"
@@ -202,17 +204,16 @@ class _Task:
         if same is not None:
             restored = self._copy(same.key).restore(same)
             newest = self._amend(same)
-            amended = newest.generation != same.generation
             pointer = self._point(newest, is_new=False)
             if pointer is None or self._is_registered(newest.key):
+                amended = newest.generation != same.generation
                 return Registered(newest, False, report, amended, restored, pointer)
             # Whoever undid the load that registered it did not see this pointer yet.
             newest = self._record(newest.key, newest.spec, serves_new=False)
             self.registry.announce()
             return Registered(newest, True, report, restored=restored, pointer=pointer)
         key, spec, _ = self._new(known)
-        serves_new = self.wanted.activate or known.is_routed(key.revision)
-        record = self._record(key, spec, serves_new=serves_new)
+        record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
     def dry_run(self, known: Revisions) -> Registered:
@@ -279,8 +280,7 @@ class _Task:
         registry, wanted, copy = self.registry, self.wanted, self._copy(key)
         # Another revision's own folder is no place of this one.
         own = wanted.origin == ADOPTED_IN_PLACE or wanted.source.parent.name == key.revision
-        stays = self.in_place and (wanted.link or own)
-        place = nullcontext() if stays else copy.private()
+        place = nullcontext() if self.in_place and (wanted.link or own) else copy.private()
         admitted = partial(gating.admitted, registry, key, spec.size_bytes, wait_s=self.patience_s)
         with place as draft, admitted(serves_new=serves_new) as too_much:
             if draft is not None:
@@ -332,19 +332,19 @@ class _Task:
         return pointer
 
     def _take_back(self, record: Record) -> None:
-        own = Made(revision=record.revision, record=record.request_id)
-        take_back(self.registry, self.scope, record.name, own, writer=self.writer)
+        made = Made.by(record, None, changed=True)
+        take_back(self.registry, self.scope, record.name, made, writer=self.writer)
 
     def _amend(self, record: Record) -> Record:
         """The same bytes again: take over the registration's other fields."""
         wanted, said = self.wanted, dict[str, Any]()
-        if wanted.policy is not None:
+        if wanted.policy is not None and wanted.amends:
             said["policy"] = wanted.policy.model_dump(mode="json")
-        if self.allowed:
+        if self.allowed and wanted.amends:
             said["allowed"] = list(self.allowed)
         if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
         if self.judged.signer is not None:
             said["signer"] = self.judged.signer
-        labels = wanted.labels or {}
+        labels = wanted.labels if wanted.labels and wanted.amends else {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)

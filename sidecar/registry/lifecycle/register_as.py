@@ -29,6 +29,7 @@ class RegisterAs(BaseModel):
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds, after which a lazy one goes")
     priority: int | None = Field(None, description="Eager and pinned: greater loads first")
     labels: dict[str, str] = Field({}, description="Kept in the record")
+    amend: bool = Field(True, description="Known bytes get this policy and labels; false: they keep theirs")
     activate: bool = Field(True, description="Let the plain name serve it")
     allow: tuple[str, ...] = Field((), description="Codes of findings to take as warnings")
     force: bool = Field(False, description="Register also what no live replica can serve")
@@ -42,7 +43,15 @@ class RegisterAs(BaseModel):
         """
         policy = self._policy(registry, scope, name, default)
         return Registration(
-            name, Path(), "", self.revision, self.base_model, policy, self.labels, activate=self.activate
+            name,
+            Path(),
+            "",
+            self.revision,
+            self.base_model,
+            policy,
+            self.labels,
+            amends=self.amend,
+            activate=self.activate,
         )
 
     def _policy(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Policy | None:

@@ -15,6 +15,7 @@ from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over
 from lora_fs.sidecar.registry.lifecycle.release import active, newest_revisions
+from lora_fs.sidecar.registry.lifecycle.retention import serving
 from lora_fs.sidecar.registry.store.writer import Registry
 
 ADOPTED_IN_PLACE = "folder"  # the origin of a dropped folder, whose bytes its owner may change
@@ -43,12 +44,8 @@ class Revisions:
         return self.present.get(self.pointer.revision or "") if self.pointer is not None else None
 
     def is_routed(self, revision: str) -> bool:
-        """Whether requests for the plain name reach the revision: all of them, or a canary's share."""
-        canary = self.pointer.canary if self.pointer is not None else None
-        return self.pointer is not None and revision in (
-            self.pointer.revision,
-            canary.revision if canary is not None else None,
-        )
+        """Whether the plain name serves it or tries it, or a rollback would serve it."""
+        return revision in serving(self.pointer)
 
     @property
     def policy(self) -> Policy | None:
