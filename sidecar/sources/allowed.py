@@ -12,6 +12,7 @@ from lora_fs.sidecar.sources.uri import Uri, parse, scheme_of
 
 EVERY = "*"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: an IPv4 address is its last 32 bits
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # global unicast: no site-local, no local NAT64
 
 
 class Allowed:
@@ -102,11 +103,13 @@ def is_public(host: str) -> bool:
     except ValueError:
         return not f".{host.lower().rstrip('.')}".endswith(".localhost")
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        inner = [one for one in (address.ipv4_mapped, address.sixtofour, *(address.teredo or ())) if one]
         if address in _TRANSLATED:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        if inner is not None:
-            return is_public(str(inner))
+            inner = [ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)]
+        if inner:
+            return all(is_public(str(one)) for one in inner)
+        if address not in _UNICAST:
+            return False
     return address.is_global and not address.is_multicast
 
 

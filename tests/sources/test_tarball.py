@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
 import tarfile
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.registry.backup import archive
-from lora_fs.sidecar.sources.receive import tarball
+from lora_fs.sidecar.sources.offer import ARCHIVE, Meter, Offer, Piece
+from lora_fs.sidecar.sources.receive import fetch, tarball
 from tests.fuzz.test_bombs import answered
 from tests.sources.conftest import CONFIG, WEIGHTS, tar_of
 
@@ -94,6 +97,37 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     answered(act)
 
 
+def negative(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header with a size below zero, in the binary form that GNU tar gives to large ones."""
+    header = bytearray(named("back", kind).tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = size.to_bytes(12, "big", signed=True)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+LED_BACK: dict[str, Callable[[], bytes]] = {
+    "a negative size": lambda: negative(-1024),
+    "a long name's negative size": lambda: negative(-1024, tarfile.GNUTYPE_LONGNAME),
+    "a pax header's negative size": lambda: pax_header({"size": "-2048"}) + named("back").tobuf(),
+    "a global header's negative size": lambda: (
+        pax_header({"size": "-2048"}, tarfile.XGLTYPE) + named("back").tobuf()
+    ),
+    "a global header's size that is larger than the member's": lambda: (
+        pax_header({"size": "2048"}, tarfile.XGLTYPE) + pack((named(CONFIG), b"{}"))
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LED_BACK)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_tar_is_read_forward_alone(how: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """A step back in a packed tar unpacks it anew from its beginning, once for each member."""
+    data = compress(named("before").tobuf() + LED_BACK[how]() + bytes(10 << 10))
+    with pytest.raises(InputError, match=r"is no tar, or was cut: .*(negative size|back)"):
+        unpack(tmp_path, data)
+
+
 def sparse_map() -> bytes:
     """The map of a sparse file, as GNU tar writes it before the bytes: two numbers for each piece."""
     said = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": WEIGHTS}
@@ -140,7 +174,7 @@ def test_the_headers_of_members_that_were_read_are_not_kept(
     data = gzip.compress(b"".join(headers) + tar_of(adapter))
     tracemalloc.start()
     try:
-        assert unpack(tmp_path, data) == [CONFIG, WEIGHTS]
+        assert unpack(tmp_path, data, most_bytes=64 << 20) == [CONFIG, WEIGHTS]
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
@@ -177,3 +211,59 @@ def test_what_follows_the_adapter_is_bounded(adapter: Path, tmp_path: Path) -> N
     data = gzip.compress(tar_of(adapter) + bytes(2 * MOST))
     with pytest.raises(InputError, match="unpacks to more"):
         unpack(tmp_path, data)
+
+
+def offered(*archives: bytes) -> Offer:
+    """A source of tars, as an OCI artifact of several layers is."""
+
+    def piece(number: int, data: bytes) -> Piece:
+        @contextmanager
+        def read(start: int, end: int | None) -> Iterator[Iterator[bytes]]:
+            yield iter([data[start:end]])
+
+        return Piece(f"{ARCHIVE}{number or ''}", len(data), read, False, hashlib.sha256(data).hexdigest())
+
+    return Offer("oci://r/a:v1", "p", tuple(piece(number, data) for number, data in enumerate(archives)))
+
+
+WITHIN = MOST * 3 // 4
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        gzip.compress(pack((named("ignored"), bytes(WITHIN)))),
+        gzip.compress(pack((named("ignored"), b"")) + bytes(WITHIN)),
+        gzip.compress(pack((named("ignored"), bytes(WITHIN // 2))) + bytes(WITHIN)),
+    ],
+    ids=["members", "zeros behind the end", "both"],
+)
+def test_all_archives_of_a_fetch_have_one_bound(layer: bytes, adapter: Path, tmp_path: Path) -> None:
+    """Every byte that is unpacked counts, also those that nobody keeps."""
+    archives = (gzip.compress(tar_of(adapter)), layer, layer)
+    with pytest.raises(TooLarge, match="unpacks to more"):
+        fetch.bring(offered(*archives), tmp_path, Meter(MOST, 60))
+    bigger = Meter(4 * MOST, 60)
+    folder, _ = fetch.bring(offered(*archives), tmp_path, bigger)
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_all_archives_of_a_fetch_have_one_bound_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of bytes."""
+    monkeypatch.setattr(tarball, "MOST_MEMBERS", 10)
+    layer = pack(*[(named(f"f{number}"), b"") for number in range(6)])
+    with pytest.raises(TooLarge, match="unpacks to more than 10 files"):
+        fetch.bring(offered(layer, layer), tmp_path, Meter(MOST, 60))
+
+
+def test_the_time_of_a_fetch_bounds_its_unpacking(adapter: Path, tmp_path: Path) -> None:
+    """What arrived stays for the next one, which unpacks it."""
+    late = Meter(MOST, 60)
+    late.stop = (tmp_path / fetch.UNPACKED).exists
+    data = gzip.compress(tar_of(adapter))
+    with pytest.raises(SourceUnavailable, match="was stopped"):
+        fetch.bring(offered(data), tmp_path, late)
+    folder, _ = fetch.bring(offered(data), tmp_path, Meter(MOST, 60))
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, WEIGHTS]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.sources.allowed import AllowedRemotes
+from lora_fs.sidecar.sources.allowed import AllowedRemotes, is_public
 from lora_fs.sidecar.sources.local import path_of
 from lora_fs.sidecar.sources.offer import Offer, is_of
 from lora_fs.sidecar.sources.uri import parse, redacted
@@ -110,6 +110,27 @@ def test_what_is_allowed(prefix: str, text: str, covered: bool) -> None:
         return
     with pytest.raises(InputError, match="LORA_FS_ALLOWED_REMOTES"):
         allowed.check(parse(text))
+
+
+INSIDE = """
+127.0.0.1 10.0.0.7 169.254.169.254 100.64.0.1 ::1 :: fe80::1 fe80::1%eth0 fd00::1 fec0::2 feff::1 ff0e::1
+::127.0.0.1 ::8.8.8.8 ::ffff:10.0.0.7 ::ffff:0:10.0.0.7
+64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 64:ff9b:1::7f00:1 64:ff9b:1::808:808 64:ff9b:2::1
+2002:7f00:1:: 2002:a00:7::1 2001:0:808:808::f5ff:fff8 2001:0:a00:7::f7f7:f7f7 2001:db8::1 5f00::1 100::1
+"""
+PUBLIC = "8.8.8.8 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::1 2001:0:808:808::f7f7:f7f7"
+
+
+@pytest.mark.parametrize("address", INSIDE.split())
+def test_an_address_inside_a_network_is_not_public(address: str) -> None:
+    """Nor is one with such an IPv4 address in it, nor one of a range that nobody routes."""
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC.split())
+def test_an_address_of_the_internet_is_public(address: str) -> None:
+    """And one that is translated or tunnelled to one."""
+    assert is_public(address)
 
 
 def test_nothing_is_allowed_unless_it_is_said() -> None:

@@ -7,11 +7,13 @@ import gzip
 import io
 import lzma
 import random
+import tarfile
 import zlib
+from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.validate.packed import OtherPacking, unpacked
+from lora_fs.sidecar.validate.packed import NotTar, OtherPacking, finish, tar, unpacked
 
 
 def test_any_reads_give_the_bytes() -> None:
@@ -59,3 +61,52 @@ def test_damage_is_found() -> None:
         assert stream is not None
         with pytest.raises((EOFError, OSError, zlib.error)):
             stream.read()
+
+
+def one_member(size: int) -> bytes:
+    member = tarfile.TarInfo("f")
+    member.size = size
+    return member.tobuf() + bytes(size) + bytes(10 << 10)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_what_is_passed_is_counted(packs: bool, tmp_path: Path) -> None:
+    """Read or skipped, and up to the end of a packed one."""
+    data, counted = one_member(1 << 20), [0]
+    (tmp_path / "a").write_bytes(gzip.compress(data) if packs else data)
+    with tar(tmp_path / "a", counted.append) as archive:
+        assert [member.name for member in archive] == ["f"]
+        assert (1 << 20) + 512 <= sum(counted) <= len(data)
+        finish(archive)
+    assert (sum(counted) == len(data)) is packs
+
+
+def test_what_unpacks_to_nothing_is_asked_about(tmp_path: Path) -> None:
+    """A gzip file of many empty streams, or zeros between them, is one read that takes long."""
+
+    class Stopped(Exception):
+        pass
+
+    def passed(size_bytes: int) -> None:
+        asked.append(size_bytes)
+        if len(asked) > 3:
+            raise Stopped
+
+    for nothing in (gzip.compress(b"") * 100_000, gzip.compress(b"") + bytes(1 << 20)):
+        asked: list[int] = []
+        (tmp_path / "a").write_bytes(nothing + gzip.compress(one_member(0)))
+        with pytest.raises(Stopped), tar(tmp_path / "a", passed):
+            pass
+        assert sum(asked) == 0
+
+
+def test_a_step_back_is_refused(tmp_path: Path) -> None:
+    """It would unpack all again."""
+    (tmp_path / "a").write_bytes(gzip.compress(one_member(0)))
+
+    def go_back() -> None:
+        with tar(tmp_path / "a") as archive:
+            archive.fileobj.seek(0)
+
+    with pytest.raises(NotTar, match="a step back from byte 512 to 0"):
+        go_back()

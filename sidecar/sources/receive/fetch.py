@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
@@ -19,7 +20,7 @@ def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str
     Returns:
         The adapter's folder in it, and each known SHA-256 of its files.
     Raises:
-        See ``transfer.fetch`` and ``tarball.unpack``. VolumeUnavailable: the folder, too, if it is gone.
+        See ``transfer.fetch`` and ``_unpack``. VolumeUnavailable: the folder, too, if it is gone.
     """
     meter.check_size(offer.uri, offer.size_bytes)
     meter.total = offer.size_bytes
@@ -46,32 +47,32 @@ def _bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, st
         else:
             hashes[piece.name] = sha256
     if archives:
-        _unpack(archives, adapter, folder / UNPACKED, set(hashes), offer.uri, meter.most_bytes)
+        _unpack(archives, adapter, folder / UNPACKED, set(hashes), offer.uri, meter)
     meter.tell(arrived, arrived)
     return adapter, hashes
 
 
 def _unpack(
-    archives: list[Path], adapter: Path, unpacked: Path, whole: set[str], uri: str, most_bytes: int
+    archives: list[Path], adapter: Path, unpacked: Path, whole: set[str], uri: str, meter: Meter
 ) -> None:
     """Unpack each tar beside the files that are no tar, which are ``whole``; then let go of the tars.
 
     Raises:
-        InputError: two of them have a file in common. See ``tarball.unpack``.
+        InputError: two of them have a file in common. See ``tarball.unpack_within``.
+        SourceUnavailable: the time of the fetch is over. The archives stay for the next one.
     """
     for path in adapter.iterdir():  # of an earlier try, which may have ended in the middle
         if path.name not in whole:
             path.unlink()
-    left_bytes = most_bytes
+    budget = tarball.Budget(uri, meter.most_bytes, partial(meter.check_time, uri))
     for archive in archives:
         shutil.rmtree(unpacked, ignore_errors=True)
         unpacked.mkdir()
-        tarball.unpack(archive, unpacked, uri, left_bytes)
+        tarball.unpack_within(archive, unpacked, budget)
         for path in sorted(unpacked.iterdir()):
             target = adapter / path.name
             if target.exists():
                 raise InputError(f"{uri} holds more than one adapter: pack one folder")
-            left_bytes -= path.stat().st_size
             path.replace(target)
         unpacked.rmdir()
     for archive in archives:

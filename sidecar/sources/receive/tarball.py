@@ -1,19 +1,19 @@
 """Unpacks one adapter from a tar of unknown origin: the served files, and nothing else.
 
 No member's name becomes a path: the last segment selects a file, and must be one of five names. It refuses a
-tar in which such a name is a link, a device or a sparse file. It refuses one that holds two adapters, leaves
-its folder, or unpacks to more bytes than allowed. Memory has a bound: a header is the largest thing read
-whole. It reads a gzip file to its end, where its checksum is.
+tar in which such a name is a link, a device or a sparse file. It refuses one that holds two adapters, or
+leaves its folder. A budget bounds what all archives of a fetch unpack to together. Memory has a bound: a
+header is the largest thing read whole. It reads a gzip file to its end, where its checksum is.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from lora_fs.sidecar.errors import InputError, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.escaping import shown
@@ -27,17 +27,63 @@ CHUNK_BYTES = 1 << 20
 TAKEN = (CONFIG_FILE, WEIGHTS_FILE, *PICKLES, *CARRIED)
 
 
+@dataclass(slots=True)
+class Budget:
+    """How much one fetch or upload may still unpack, over all its archives.
+
+    Attributes:
+        uri: what errors name.
+        most_bytes: of all that is unpacked, also of what nobody keeps.
+        check: called at each step; what it raises ends the unpacking.
+    """
+
+    uri: str
+    most_bytes: int
+    check: Callable[[], None] = lambda: None
+    _bytes: int = 0
+    _members: int = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes that were unpacked.
+
+        Raises:
+            TooLarge: they are more than what is left.
+        """
+        self.check()
+        self._bytes += size_bytes
+        self._refuse(self._bytes > self.most_bytes)
+
+    def take_member(self, size_bytes: int) -> None:
+        """Count a member, and refuse one of more bytes than are left before it is unpacked."""
+        self._members += 1
+        self._refuse(self._members > MOST_MEMBERS or size_bytes > self.most_bytes - self._bytes)
+
+    def _refuse(self, too_much: bool) -> None:
+        if too_much:
+            raise TooLarge(
+                f"{self.uri} unpacks to more than {MOST_MEMBERS} files or {self.most_bytes} bytes: pack the "
+                "adapter alone, or raise LORA_FS_FETCH_MAX_BYTES"
+            )
+
+
 def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
+    """Unpack a single archive: see ``unpack_within``."""
+    unpack_within(file, folder, Budget(uri, most_bytes))
+
+
+def unpack_within(file: Path, folder: Path, budget: Budget) -> None:
     """Write the served files of a .tar or .tar.gz into an existing folder.
 
     Raises:
         InputError: it is no tar, or an incomplete one, or does not hold one adapter.
+        TooLarge: it unpacks to more than the budget has left. What ``budget.check`` raises.
         VolumeUnavailable: the volume does not take the files.
     """
+    uri = budget.uri
     try:
-        with packed.tar(file) as archive:
+        with packed.tar(file, budget.take) as archive:
             inside: str | None = None
-            for name, member in _adapter(archive, uri, most_bytes):
+            for name, member in _adapter(archive, budget):
                 parent = member.name.rpartition("/")[0].removeprefix("./")
                 if inside not in (None, parent):
                     raise InputError(f"{uri} holds more than one adapter: pack one folder")
@@ -45,8 +91,7 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
                 reader = archive.extractfile(member)
                 assert reader is not None
                 _write(reader, folder / name)
-            if isinstance(archive.fileobj, gzip.GzipFile):
-                _end(cast(IO[bytes], archive.fileobj), uri, most_bytes)
+            packed.finish(archive)
     except packed.OtherPacking as error:
         raise InputError(f"{uri}: {error}") from error
     except packed.NotTar as error:
@@ -55,37 +100,18 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
         raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno or 0)}") from error
 
 
-def _end(stream: IO[bytes], uri: str, most_bytes: int) -> None:
-    """Read what stands behind the last member, up to the checksum."""
-    size = 0
-    while chunk := stream.read(CHUNK_BYTES):
-        size += len(chunk)
-        if size > most_bytes:
-            raise _too_much(uri, most_bytes)
-
-
-def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    size = 0
-    for count, member in enumerate(archive):
-        size += max(0, member.size)
-        if count >= MOST_MEMBERS or size > most_bytes:
-            raise _too_much(uri, most_bytes)
+def _adapter(archive: tarfile.TarFile, budget: Budget) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    for member in archive:
+        budget.take_member(member.size)
         parts = member.name.split("/")
         if member.name.startswith("/") or ".." in parts:
-            raise InputError(f"{uri}: {shown(member.name)} leaves its folder")
+            raise InputError(f"{budget.uri}: {shown(member.name)} leaves its folder")
         if parts[-1] not in TAKEN or member.isdir():
             continue
         if not member.isreg() or member.issparse():
-            raise InputError(f"{uri}: {shown(member.name)} is not a regular file")
+            raise InputError(f"{budget.uri}: {shown(member.name)} is not a regular file")
         if parts[-1] not in CARRIED or member.size <= MAX_CARRIED_BYTES:
             yield parts[-1], member
-
-
-def _too_much(uri: str, most_bytes: int) -> TooLarge:
-    return TooLarge(
-        f"{uri} unpacks to more than {MOST_MEMBERS} files or {most_bytes} bytes: pack the adapter alone, or "
-        "raise LORA_FS_FETCH_MAX_BYTES"
-    )
 
 
 def _write(reader: IO[bytes], target: Path) -> None:

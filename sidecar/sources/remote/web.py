@@ -1,16 +1,16 @@
 """``http://`` and ``https://``: a tar, or a single ``.safetensors`` with its config beside it.
 
 A redirect may lead to ``http`` and ``https`` alone, never from the second to the first, and only
-where ``Options.check`` lets it go; credentials stay with the host they are for. They come from the URL's
-userinfo or from the netrc file, and go nowhere else. Plain ``http`` to another machine needs ``#sha256=``,
-also where a redirect leads there. Every wait ends once ``Options.alive`` says that it is over.
+where ``Options.check`` lets it go. Credentials come from the URL's userinfo, or from the netrc file by the
+URL's host. They go to that scheme, host and port, and to no redirect's target elsewhere. Plain ``http`` to
+another machine needs ``#sha256=``, also where a redirect leads there. Every wait ends once ``Options.alive``
+says that it is over.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
-import netrc
 import re
 import urllib.error
 import urllib.request
@@ -23,6 +23,7 @@ from urllib.parse import unquote, urljoin
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, NotRanged, Offer, Options, Piece, Read, put_off
 from lora_fs.sidecar.sources.remote.connection import is_loopback, opener
+from lora_fs.sidecar.sources.remote.passwords import of_netrc
 from lora_fs.sidecar.sources.uri import WEB, Uri, parse, redacted, scheme_of
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import WEIGHTS_FILE
@@ -154,9 +155,10 @@ class Http:
             SourceUnavailable: the server does not answer, or not now.
         """
         origin, at = uri, uri
+        secrets = {**self._headers, **self._credentials(origin, own=True)}
         for _ in range(MOST_REDIRECTS + 1):
-            own = (at.scheme, at.place) == (origin.scheme, origin.place)
-            answer = self._ask(at, {**headers, **(self._headers if own else {}), **self._credentials(at)})
+            told = {} if at is origin else self._credentials(at, own=False)
+            answer = self._ask(at, {**headers, **(secrets if _same_host(at, origin) else {}), **told})
             with answer:
                 target = answer.headers.get("Location")
                 if answer.status in _REDIRECTS and target:
@@ -174,10 +176,9 @@ class Http:
                 raise InputError("it is followed to https, and from http to http, alone")
             uri = parse(to, redirect=True)
             self._options.check(uri)
+            return uri
         except InputError as error:
             raise InputError(f"{origin} redirects to {redacted(to)}: {error}") from error
-        own = (uri.scheme, uri.place) == (origin.scheme, origin.place)
-        return replace(uri, userinfo=uri.userinfo or origin.userinfo) if own else uri
 
     def _ask(self, uri: Uri, headers: Mapping[str, str]) -> Answer:
         self._options.alive()
@@ -191,17 +192,10 @@ class Http:
         assert isinstance(answer, Answer)
         return answer
 
-    def _credentials(self, uri: Uri) -> dict[str, str]:
-        user, _, password = map(unquote, uri.userinfo.partition(":"))
-        if not user and self._options.netrc_file is not None:
-            try:
-                known = netrc.netrc(self._options.netrc_file).authenticators(uri.place.partition(":")[0])
-            except (OSError, netrc.NetrcParseError) as error:
-                raise InputError(f"the netrc file {self._options.netrc_file} cannot be read") from error
-            user, _, password = known or ("", "", "")
-        if not user:
-            return {}
-        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+    def _credentials(self, uri: Uri, *, own: bool) -> dict[str, str]:
+        """The password's header: of a URL's userinfo; else, for the source's ``own``, of the netrc file."""
+        path = self._options.netrc_file if own else None
+        return _basic(uri.userinfo) or _basic(of_netrc(uri.place, path), quoted=False)
 
     def _check(self, uri: Uri, answer: Answer) -> None:
         status = answer.status
@@ -219,6 +213,19 @@ class Http:
         kind: type[LoraFsError] = SourceUnavailable if status in _RETRIED else InputError
         error = kind(f"{uri}: the server answered {status} {answer.reason[:80]!a}")
         raise put_off(error, answer.headers.get("Retry-After") if status in BUSY else None)
+
+
+def _same_host(one: Uri, other: Uri) -> bool:
+    """Whether both have the same scheme, host and port."""
+    return (one.scheme, one.place) == (other.scheme, other.place)
+
+
+def _basic(text: str | None, *, quoted: bool = True) -> dict[str, str]:
+    """The header for ``user:password``, which a URL has ``quoted``; none without a user."""
+    user, _, password = map(unquote if quoted else str, (text or "").partition(":"))
+    if not user:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 def _why(error: BaseException) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import netrc
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.remote.passwords import of_netrc
 
 HUB = "https://index.docker.io/v1/"  # what docker calls registry-1.docker.io in its file
 _HUBS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
@@ -24,18 +24,8 @@ def basic(place: str, repository: str, options: Options) -> str | None:
     Raises:
         InputError: a file cannot be read.
     """
-    found = _of_netrc(place, options.netrc_file) or _of_docker(place, repository, options.registry_auth_file)
+    found = of_netrc(place, options.netrc_file) or _of_docker(place, repository, options.registry_auth_file)
     return f"Basic {base64.b64encode(found.encode()).decode()}" if found else None
-
-
-def _of_netrc(place: str, path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        known = netrc.netrc(path).authenticators(place.partition(":")[0])
-    except (OSError, netrc.NetrcParseError) as error:
-        raise InputError(f"the netrc file {path} cannot be read") from error
-    return f"{known[0]}:{known[2]}" if known else None
 
 
 def _of_docker(place: str, repository: str, path: Path | None) -> str | None:

@@ -77,7 +77,7 @@ class Repository(Http):
                 raise InputError(f"{self._told}: the registry's answer has more than {most_bytes} bytes")
             yield chunk
 
-    def _credentials(self, uri: Uri) -> dict[str, str]:
+    def _credentials(self, uri: Uri, *, own: bool) -> dict[str, str]:
         return {}  # sent when the server asks for them
 
     def _authorization(self, asked: _Asked) -> str:
