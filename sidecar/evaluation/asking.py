@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +20,7 @@ from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.evaluation.cases import Case
+from lora_fs.sidecar.evaluation.patience import Patience
 
 ANSWER_S: Final = 300.0  # between two pieces of an answer
 CONNECT_S: Final = 5.0
@@ -56,12 +57,31 @@ class Answer:
     tokens_per_s: float | None = None
 
 
-async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
+async def find_model(
+    asker: Asker, names: tuple[str, ...], patience: Patience, told: Callable[[ReplicaAway], None]
+) -> str:
     """Return the first of ``names`` that gets an answer: one, or with the namespace before it.
 
+    Args:
+        told: called once, if the replica is away.
     Raises:
-        Refused: none is. ReplicaAway: nobody answers.
+        Refused: none is. ReplicaAway: nobody answers, for longer than the patience.
     """
+    while True:
+        try:
+            return await _first(asker, names)
+        except ReplicaAway as error:
+            if patience.away_since is None:
+                told(error)
+            if patience.is_used_up():
+                raise
+        except Refused as error:
+            if patience.away_since is None or not patience.doubts(error.status):
+                raise
+        await patience.pause()
+
+
+async def _first(asker: Asker, names: tuple[str, ...]) -> str:
     probe = Case.model_validate({"prompt": "a", "max_tokens": 1, "expect": {"exact": "a"}})
     for name in names:
         try:

@@ -5,19 +5,16 @@ An answer must meet all checks of a case. A check that no answer can meet is ref
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from lora_fs.sidecar.errors import OperatorError, install_extra
+from lora_fs.sidecar.evaluation.schemas import meets
+from lora_fs.sidecar.evaluation.searching import Clock, compiled
 
 MOST_CHOICES: Final = 20  # vLLM gives so many likely tokens at most, unless it is set otherwise
-MOST_SCHEMAS: Final = 256  # kept ones
-REGEX_S: Final = 1.0
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -51,6 +48,7 @@ class Expect(BaseModel):
                 raise ValueError("no answer can meet this: the answer is none of the choices")
             if len({one.strip() for one in self.choices}) < len(self.choices):
                 raise ValueError("no answer can meet this: two choices are the same")
+            self._tell_apart(self.choices)
             return self
         if self.answer is not None:
             raise ValueError("answer needs choices")
@@ -60,6 +58,17 @@ class Expect(BaseModel):
         if self.exact is not None and not self.met(self.exact):
             raise ValueError("no answer can meet this: the exact text does not meet the other checks")
         return self
+
+    def _tell_apart(self, choices: tuple[str, ...]) -> None:
+        """Refuse a choice that begins another: whatever token begins it may go on as the other one."""
+        for one in sorted(choices, key=lambda one: one != self.answer):  # the right one first
+            longer = next((other for other in choices if _begins(one, other)), None)
+            if longer is not None:
+                cannot = "no answer can meet this: " if one == self.answer else ""
+                raise ValueError(
+                    f"{cannot}choice {one!a} begins choice {longer!a}, and the first token decides: "
+                    "begin each choice differently, such as A, B and C"
+                )
 
     def met(self, answer: str) -> bool:
         """Whether an answer passes; not for choices."""
@@ -93,62 +102,17 @@ class Expect(BaseModel):
         if self.regex is not None:
             checks.append(_matches(self.regex, ignore_case=self.ignore_case))
         if self.json_schema is not None:
-            checks.append(_meets(json.dumps(self.json_schema)))
+            checks.append(meets(json.dumps(self.json_schema)))
         return checks
+
+
+def _begins(one: str, other: str) -> bool:
+    return one is not other and other.strip().startswith(one.strip())
 
 
 def _matches(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
     try:
-        regex: Any = importlib.import_module("regex")  # Python's own has no limit of time
-    except ImportError as error:
-        raise OperatorError(f"regex needs the package regex: {install_extra('evaluate')}") from error
-    try:
-        compiled = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"regex does not compile: {error}") from error
-
-    def check(answer: str) -> bool:
-        try:
-            return compiled.search(answer, timeout=REGEX_S) is not None
-        except TimeoutError as error:
-            told = ascii(pattern if len(pattern) <= 80 else pattern[:77] + "...")
-            raise OperatorError(
-                f"the regex {told} is not done with an answer after {REGEX_S:.0f} s: "
-                "write it without repeats inside repeats"
-            ) from error
-
-    return check
-
-
-@lru_cache(maxsize=MOST_SCHEMAS)  # many cases have one schema, which takes a millisecond to check
-def _meets(written: str) -> Callable[[str], bool]:
-    schema: dict[str, Any] | bool = json.loads(written)
-    if schema is False or (
-        isinstance(schema, dict) and (schema.get("enum") == [] or schema.get("not") in ({}, True))
-    ):
-        raise ValueError("no answer can meet this: the schema refuses everything")
-    try:
-        jsonschema: Any = importlib.import_module("jsonschema")
-    except ImportError as error:
-        raise OperatorError(f"json_schema needs jsonschema: {install_extra('evaluate')}") from error
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ValueError(f"json_schema is no schema: {error.message}") from error
-    referencing: Any = importlib.import_module("referencing")
-    validator = kind(schema, registry=referencing.Registry())  # one that fetches nothing
-    examples: tuple[Any, ...] = (None, {}, [], "", 0)
-    for example in examples:
-        try:
-            validator.is_valid(example)
-        except referencing.exceptions.Unresolvable as error:
-            raise ValueError(f"no answer can meet this: the schema refers to {error.ref}") from error
-
-    def check(answer: str) -> bool:
-        try:
-            return bool(validator.is_valid(json.loads(answer)))
-        except (ValueError, RecursionError, referencing.exceptions.Unresolvable):
-            return False
-
-    return check
+        compiled(pattern, ignore_case=ignore_case)
+    except ValueError as error:
+        raise ValueError(f"regex {error}") from error
+    return lambda answer: Clock().finds(pattern, answer, ignore_case=ignore_case)

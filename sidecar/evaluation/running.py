@@ -7,7 +7,6 @@ run waits and asks again: only a replica's answer counts for or against a revisi
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -16,12 +15,9 @@ from lora_fs.sidecar.evaluation.asking import Answer, Refused, ReplicaAway
 from lora_fs.sidecar.evaluation.cases import Case, Data
 from lora_fs.sidecar.evaluation.comparison import Pairs, Result, Totals
 from lora_fs.sidecar.evaluation.journal import Journal
+from lora_fs.sidecar.evaluation.patience import PAUSE_S, Patience
 from lora_fs.sidecar.model.evaluation import Flip
 
-PAUSE_S: Final = 0.25
-MOST_PAUSE_S: Final = 5.0
-MOST_REFUSED: Final = 3  # tries again after a 404 or 500 of a replica that has just come back
-DOUBTED: Final = frozenset({404, 500})
 MOST_FLIPS: Final = 100
 
 Score = Callable[[Case, Answer], Awaitable[float]]
@@ -123,21 +119,17 @@ class Evaluating:
             self._progress(1)
 
     async def _result(self, model: str, case: Case, found: Found) -> Result:
-        refused, pause_s, since = 0, self._pause_s, None
+        patience = Patience(self._patience_s, self._pause_s)
         while True:
             try:
                 answer = await self._asker.ask(model, case)
                 score = await self._score(case, answer)
                 return Result(score, ttft_ms=answer.ttft_ms, tokens_per_s=answer.tokens_per_s)
             except Refused as error:
-                refused += 1
-                if error.status not in DOUBTED or refused >= MOST_REFUSED:
+                if not patience.doubts(error.status):
                     found.last_error = f"{model}: {error}"
                     return Result(0.0, error=True)
             except ReplicaAway:
-                since = since if since is not None else time.monotonic()
-                if time.monotonic() - since > self._patience_s:
+                if patience.is_used_up():
                     raise
-            await asyncio.sleep(pause_s)
-            found.waited_s += pause_s
-            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            found.waited_s += await patience.pause()

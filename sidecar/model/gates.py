@@ -41,6 +41,7 @@ OF_BOTH: Final[dict[str, str]] = {
 }
 FIGURES: Final = {**OF_ONE, "cases": "Cases that were asked", **OF_BOTH}
 MOST_CHARS: Final = 2_000
+ROUNDING: Final = 1e-9  # of the largest term: shares of fewer than a billion cases differ by more
 
 _OPS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -72,7 +73,7 @@ class Condition:
 
     def unmet(self, figures: Mapping[str, float], baseline: Mapping[str, float]) -> str | None:
         """Why it is not met; None if it is."""
-        value, bound = figures.get(self.figure), self.number
+        value, bound, largest = figures.get(self.figure), self.number, abs(self.number)
         if value is None or math.isnan(value):
             return f"{self.text}: {self.figure} is not known"
         if self.factor is not None:
@@ -80,9 +81,15 @@ class Condition:
             if before is None or math.isnan(before):
                 return f"{self.text}: the baseline's {self.figure} is not known"
             bound += self.factor * before
-        if _OPS[self.op](value, bound):
+            largest = max(largest, abs(self.factor * before))
+        if _OPS[self.op](bound if _is_rounding(value, bound, largest) else value, bound):
             return None
         return f"{self.text}: {self.figure} is {value:.4g}, the bound is {bound:.4g}"
+
+
+def _is_rounding(value: float, bound: float, largest: float) -> bool:
+    """Whether a figure and its bound differ by no more than rounding. ``largest``: of the bound's terms."""
+    return math.isfinite(bound) and abs(value - bound) <= ROUNDING * max(largest, abs(bound))
 
 
 @dataclass(frozen=True, slots=True)

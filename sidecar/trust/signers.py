@@ -48,7 +48,7 @@ class Method(Protocol):
         """Return who signed, for people; None: the bundle is not this signer's.
 
         Raises:
-            Refusal: it says that it is, and is not, or is not any more.
+            Refusal: the bundle cannot count for this signer. Another signer may still accept it.
         """
 
 

@@ -74,15 +74,17 @@ class Trust:
                 "sign the folder: lora-fs sign FOLDER --key KEY",
             )
         read = bundles.parse(raw)
+        refusals = list[Refusal]()
         for one in able:
-            who = one.method.verify(read, self.now)
+            try:
+                who = one.method.verify(read, self.now)
+            except Refusal as refusal:  # another signer may still accept the bundle
+                refusals.append(refusal)
+                continue
             if who is not None:
                 statement.check(statement.signed_files(read.payload), files)
                 return f"{one.name} ({who})"
-        names = ", ".join(one.name for one in able)
-        raise Refusal(
-            "untrusted", f"is by nobody who may sign in namespace {namespace}: {names}", "see the trust file"
-        )
+        raise _by_none(namespace, [one.name for one in able], refusals)
 
     def problem(self) -> str | None:
         """Return why nothing is trusted now, for a condition."""
@@ -93,3 +95,16 @@ class Trust:
         if not signers.every and not signers.unsigned:
             return f"the trust file {self.path} names no signer: nothing can be trusted"
         return None
+
+
+def _by_none(namespace: str, names: Sequence[str], refusals: Sequence[Refusal]) -> Refusal:
+    """The refusal of a bundle that no signer accepts. It has every signer's reason, and who was asked."""
+    asked = ", ".join(names)
+    if not refusals:
+        why = f"is by nobody who may sign in namespace {namespace}: {asked}"
+        return Refusal("untrusted", why, "see the trust file")
+    if len(names) == 1:
+        return refusals[0]
+    reasons = "; ".join(dict.fromkeys(map(str, refusals)))
+    hint = next((one.hint for one in refusals if one.hint), "see the trust file")
+    return Refusal("untrusted", f"{reasons} (asked: {asked})", hint)

@@ -139,3 +139,34 @@ def test_unknown_model(lora_fs: LoraFs, root: Path, replica: Start, data: Data) 
     assert ran.code == 1
     assert "does not answer for a@v2: 404" in ran.err
     assert not kept(root).exists()
+
+
+def test_a_replica_that_is_away_at_first(lora_fs: LoraFs, replica: Start, data: Data) -> None:
+    """The first question is asked again as any other, for the patience; and somebody reads who is away."""
+    asked = list[str]()
+
+    def answers(model: str, body: dict[str, Any]) -> str | int:
+        asked.append(model)
+        return {1: 503, 2: 404, 3: 404}.get(len(asked), str(body["prompt"]))
+
+    url = replica(answers).url
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data()), "--url", url, "--dry-run")
+    assert ran.code == 0, ran.err
+    assert asked[:4] == ["a@v2", "a@v2", "default/a@v2", "a@v2"]
+    assert f"{url} answers 503" in ran.err
+    assert "asks again for 300 s" in ran.err
+    at = replica(lambda *_: 503)
+    ran = lora_fs(
+        "evaluate", "a@v2", "--data", str(data()), "--url", at.url, "--dry-run", "--patience", "0.4s"
+    )
+    assert (ran.code, "answers 503" in ran.err) == (1, True), ran.err
+    assert 2 <= len(at.seen) <= 4
+
+
+def test_an_answer_of_any_number(lora_fs: LoraFs, replica: Start, data: Data) -> None:
+    """A model's number without bounds fails its case, and does not end the evaluation."""
+    lines = [{"prompt": "p", "expect": {"json_schema": {"type": "number", "multipleOf": 0.01}}}]
+    url = replica(lambda *_: "1e400").url
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data(*lines)), "--url", url, "--dry-run", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["measured"]["figures"]["pass_rate"] == 0

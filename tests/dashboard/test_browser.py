@@ -22,7 +22,7 @@ from lora_fs.sidecar.reconcile.telemetry.events import KEPT
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from tests.dashboard.browsing import Open, browser, open_page, violations
+from tests.dashboard.browsing import WITHIN_MS, Open, browser, open_page, violations
 from tests.dashboard.conftest import HERE, SCOPE, Live, sidecar
 from tests.server.conftest import FakeReplica, serving
 
@@ -490,6 +490,57 @@ def test_details_that_cannot_be_read_say_why(tmp_path: Path, open_page: Open) ->
     expect(page.locator("#problem")).to_contain_text("This sidecar does not answer")
     row(page, "b").click()
     expect(page.locator("#details-body")).to_have_text("This sidecar does not answer")
+
+
+def until_held(page: Page, held: list[Any], many: int) -> None:
+    """Wait until so many requests are held back; only while the page waits do they come."""
+    for _ in range(WITHIN_MS // 20):
+        if len(held) >= many:
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"{len(held)} of {many} requests came")
+
+
+def test_late_details_of_another_adapter_are_not_drawn(shared: Live, open_page: Open) -> None:
+    """An answer that comes after its adapter was closed changes neither the open one nor the focus."""
+    page = open_page(shared.url, quiet=False)
+    held = list[Any]()
+    page.route("**/v1/dashboard/adapters/sql", lambda route: held.append(route))
+    body, title = page.locator("#details-body"), page.locator("#details-title")
+    for late in ("continue_", "abort"):
+        row(page, "sql").click()
+        expect(title).to_have_text("sql")
+        until_held(page, held, 1)
+        page.get_by_role("button", name="Close details").click()
+        row(page, "billing").click()
+        expect(body).to_contain_text("lora-fs show billing")
+        page.get_by_role("button", name="Copy lora-fs show billing").focus()
+        for route in held:
+            getattr(route, late)()
+        held.clear()
+        page.wait_for_timeout(500)
+        expect(title).to_have_text("billing")
+        expect(body).to_contain_text("lora-fs show billing")
+        assert "sql" not in body.inner_text()
+        expect(page.get_by_role("button", name="Copy lora-fs show billing")).to_be_focused()
+        page.get_by_role("button", name="Close details").click()
+
+
+def test_slow_details_are_drawn_though_newer_ones_are_asked_for(live: Live, open_page: Open) -> None:
+    """An adapter is shown though it changes faster than its details are read."""
+    live.register("busy")
+    page = open_page(live.url)
+    held = list[Any]()
+    page.route("**/v1/dashboard/adapters/busy", lambda route: held.append(route))
+    row(page, "busy").click()
+    until_held(page, held, 1)
+    old = held[0].fetch()
+    live.report("other", {"busy": Phase.FAILED}, "torn")
+    until_held(page, held, 2)
+    held[0].fulfill(response=old)
+    expect(page.locator("#details-body")).to_contain_text("lora-fs show busy")
+    held[-1].continue_()
+    expect(page.locator("#details-body")).to_contain_text("torn")
 
 
 def test_details_that_are_refused_say_so(shared: Live, open_page: Open) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import jsonschema
 import pytest
 
 from lora_fs.sidecar.errors import InputError, OperatorError
+from lora_fs.sidecar.evaluation import searching
 from lora_fs.sidecar.evaluation.cases import check
 from lora_fs.sidecar.evaluation.expectations import Expect
 
 Data = Callable[..., Path]
 MILLION = 1_000_000
+PROPERTIES: dict[str, Any] = {"properties": {"a": {"type": "number"}}}
+STRICT: dict[str, Any] = {**PROPERTIES, "patternProperties": {"^x_": True}, "additionalProperties": False}
 GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
 
 
@@ -41,6 +45,33 @@ GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
         ({"prompt": "a", "expect": {"exact": "a"}, "max_tokens": 0}, "2: max_tokens"),
         ({"messages": [{"role": "boss", "content": "a"}], "expect": {"exact": "a"}}, "2: messages.0.role"),
         ({"prompt": "a", "expect": {"json_schema": {"type": "nope"}}}, "2: expect: json_schema is no schema"),
+        ({"prompt": "a", "expect": {"json_schema": {"pattern": 1}}}, "2: expect: json_schema is no schema"),
+        ({"prompt": "a", "expect": {"json_schema": {"patternProperties": 1}}}, "json_schema is no schema"),
+        ({"prompt": "a", "expect": {"json_schema": {"pattern": "x{99999999999}"}}}, "does not compile"),
+        (
+            {"prompt": "a", "expect": {"json_schema": {"items": {"pattern": "("}}}},
+            "2: expect: json_schema: pattern '(' does not compile",
+        ),
+        (
+            {"prompt": "a", "expect": {"json_schema": {"patternProperties": {"a": {}, "[": {}}}}},
+            "2: expect: json_schema: pattern '[' does not compile",
+        ),
+        (
+            {
+                "prompt": "a",
+                "expect": {
+                    "json_schema": {
+                        "allOf": [{"patternProperties": {"a": {}}}],
+                        "unevaluatedProperties": False,
+                    }
+                },
+            },
+            "2: expect: json_schema has patternProperties and unevaluatedProperties, which together",
+        ),
+        (
+            {"prompt": "a", "expect": {"choices": ["no", "no comment", "yes"], "answer": "yes"}},
+            "2: expect: choice 'no' begins choice 'no comment'",
+        ),
     ],
 )
 def test_broken(data: Data, line: object, why: str) -> None:
@@ -65,12 +96,22 @@ def test_broken(data: Data, line: object, why: str) -> None:
         {"json_schema": {"properties": {"a": {"$ref": "#/$defs/none"}}, "$ref": "#/none"}},
         {"choices": ["A", "B"], "answer": "C"},
         {"choices": ["A", " A"], "answer": "A"},
+        {"choices": [str(number) for number in range(1, 11)], "answer": "1"},
+        {"choices": ["no comment", " no", "yes"], "answer": " no"},
+        {"choices": [" ", "yes"], "answer": " "},
     ],
 )
 def test_no_answer_can_meet(data: Data, expect: object) -> None:
     """A case that no answer can meet is refused when it is read."""
     with pytest.raises(InputError, match=r"cases\.jsonl:1: expect: no answer can meet this"):
         check(data({"prompt": "a", "expect": expect}))
+
+
+def test_unevaluated_under_a_name_of_data(data: Data) -> None:
+    """A property may have a keyword's name: what it must be is looked at as any other schema."""
+    both = {"patternProperties": {"a": {}}, "unevaluatedProperties": False}
+    with pytest.raises(InputError, match="which together have no limit of time"):
+        check(data({"prompt": "a", "expect": {"json_schema": {"properties": {"default": both}}}}))
 
 
 def test_many_broken(data: Data) -> None:
@@ -168,6 +209,23 @@ def test_a_schema_is_checked_once(data: Data, monkeypatch: pytest.MonkeyPatch) -
         ({"regex": r"\d{3}"}, "call 112", "call 11"),
         ({"json_schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', '{"b": 1}'),
         ({"json_schema": True}, "1", "one"),
+        ({"json_schema": True}, "1e400", "NaN"),
+        ({"json_schema": True}, "[1]", "[Infinity]"),
+        ({"json_schema": True}, "{}", '{"a": -Infinity}'),
+        ({"json_schema": {"type": "number", "multipleOf": 0.5}}, "1e300", "1e400"),
+        ({"json_schema": {"type": "number", "multipleOf": 0.5}}, "-2.5", "1" + 400 * "0"),
+        ({"json_schema": {"multipleOf": 10**400}}, "0", "0.5"),
+        ({"json_schema": {"pattern": "^\\d+$"}}, '"12"', '"1a"'),
+        ({"json_schema": {"pattern": "^a"}}, "1", '"b"'),
+        ({"json_schema": {"patternProperties": {"^n_": {"type": "number"}}}}, '{"n_a": 1}', '{"n_a": "1"}'),
+        ({"json_schema": STRICT}, '{"a": 1, "x_1": 2}', '{"a": 1, "y": 2}'),
+        ({"json_schema": {**STRICT, "additionalProperties": {"type": "null"}}}, '{"y": null}', '{"y": 2}'),
+        (
+            {"json_schema": {"const": {"pattern": "(", "patternProperties": {}}}},
+            '{"pattern": "(", "patternProperties": {}}',
+            "{}",
+        ),
+        ({"json_schema": {"unevaluatedProperties": False, **PROPERTIES}}, '{"a": 1}', '{"b": 1}'),
         ({"regex": "^SELECT", "contains": "FROM"}, "SELECT a FROM b", "SELECT a"),
     ],
 )
@@ -193,3 +251,41 @@ def test_a_regex_that_goes_on_for_ever_is_told() -> None:
     assert case.met("aaa")
     with pytest.raises(OperatorError, match=r"'\(a\|aa\)\+\$' is not done .* repeats inside repeats"):
         case.met("a" * 64 + "b")
+
+
+SLOW = "(a|aa)+$"
+DRAFTS = ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+SLOW_SCHEMAS: dict[str, dict[str, Any]] = {
+    "pattern": {"items": {"pattern": SLOW}},
+    "every string": {"items": {"pattern": "^.*(a|aa)+$"}},
+    "patternProperties": {"items": {"patternProperties": {SLOW: {"type": "null"}}}},
+    "additionalProperties": {"items": {"additionalProperties": False, "patternProperties": {SLOW: {}}}},
+    "referred": {"$defs": {"a": {"pattern": SLOW}}, "items": {"$ref": "#/$defs/a"}},
+    "another draft": {"items": {"$schema": DRAFTS[1], "pattern": SLOW}},
+    "the same draft": {"items": {"$schema": DRAFTS[0], "allOf": [{"pattern": SLOW}]}},
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=["2020-12", "7"])
+@pytest.mark.parametrize("schema", SLOW_SCHEMAS.values(), ids=SLOW_SCHEMAS)
+def test_a_schemas_regex_that_goes_on_for_ever_is_told(
+    schema: dict[str, Any], draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands in the schema: it ends the evaluation, and holds up nothing for minutes."""
+    monkeypatch.setattr(searching, "REGEX_S", 0.1)
+    held = 30 * "a" + "b"
+    case = Expect(json_schema={"$schema": draft, **schema})
+    began = time.monotonic()
+    with pytest.raises(OperatorError, match=r"the regex .* is not done .* repeats inside repeats"):
+        case.met(json.dumps([{held: 1}, held]))
+    assert time.monotonic() - began < 60
+
+
+def test_the_regexes_of_a_schema_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many strings an answer has, all their searches together have the time of one regex."""
+    monkeypatch.setattr(searching, "REGEX_S", 0.2)
+    case = Expect(json_schema={"items": {"pattern": r"^(?:.*,)*;|^a"}})
+    assert case.met(json.dumps(["a"] * 1000))
+    slow = "a," + 16 * "b,"
+    with pytest.raises(OperatorError, match="is not done"):
+        case.met(json.dumps([slow] * 100_000))

@@ -10,6 +10,7 @@ from lora_fs.sidecar.model.gates import FIGURES, BadGate, parse
 
 NOW = {"pass_rate": 0.92, "regressions": 2.0, "ttft_p99_ms": 115.0, "errors": 0.0}
 BEFORE = {"pass_rate": 0.95, "ttft_p99_ms": 100.0}
+OPS = (">=", "<=", "==", ">", "<")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,35 @@ def test_unmet(gate: str, why: str) -> None:
         "score>=0: score is not known",
         "errors>0: errors is 0, the bound is 0",
     )
+
+
+@pytest.mark.parametrize("cases", [50, 100, 200, 500])
+def test_a_tie_is_equal(cases: int) -> None:
+    """A figure that equals its bound is equal to it, however the two were rounded; one case more is not."""
+    step = cases // 50
+    for passed in range(step, cases - step):
+        before = {"pass_rate": passed / cases, "error_rate": passed / cases}
+        for sign, text in ((1, "+"), (-1, "-")):
+            now = dict.fromkeys(before, (passed + sign * step) / cases)
+            above = dict.fromkeys(before, (passed + sign * step + 1) / cases)
+            below = dict.fromkeys(before, (passed + sign * step - 1) / cases)
+            bound = f"baseline{text}0.02"
+            gates = {op: parse(f"pass_rate{op}{bound} and error_rate{op}{bound}") for op in OPS}
+            assert [op for op in OPS if not gates[op].unmet(now, before)] == [">=", "<=", "=="]
+            assert [op for op in OPS if not gates[op].unmet(above, before)] == [">=", ">"]
+            assert [op for op in OPS if not gates[op].unmet(below, before)] == ["<=", "<"]
+
+
+def test_small_and_large_figures_are_no_ties() -> None:
+    """Only rounding is passed over: a small chance is not 0, and an infinite time is no number's equal."""
+    for gate, figure, value, before in (
+        ("p_worse==0", "p_worse", 1e-15, 0.0),
+        ("p_worse<=1e-15", "p_worse", 1.1e-15, 0.0),
+        ("ttft_p99_ms<=5", "ttft_p99_ms", float("inf"), 0.0),
+        ("ttft_p99_ms<=baseline", "ttft_p99_ms", float("inf"), 1.0),
+        ("live_requests>=1000000", "live_requests", 999_999.0, 0.0),
+    ):
+        assert parse(gate).unmet({figure: value}, {figure: before}), gate
 
 
 def test_not_a_number() -> None:

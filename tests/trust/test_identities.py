@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import json
 import socket
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED, hash_files
 from lora_fs.sidecar.trust import Refusal, Trust
 from lora_fs.sidecar.trust.sign import sign
 from lora_fs.sidecar.trust.statement import state
-from tests.trust.conftest import UTC, new_authority
+from tests.trust.conftest import UTC, new_authority, new_key
 from tests.trust.sigstore_stack import Sigstore, Witness
 
 WHO, ISSUER = "release@acme.example", "https://issuer.example"
@@ -52,6 +53,56 @@ def test_an_identity_signs(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     raw = sigstore.sign(statement(adapter), WHO, ISSUER)
     assert trust.check("default", hash_files(adapter, SERVED), raw) == f"ci (identity {WHO})"
+
+
+def test_either_of_two_identities(
+    adapter: Path, sigstore: Sigstore, trusting: Callable[..., Trust], tmp_path: Path
+) -> None:
+    """Each of two identities can sign, in any order; no damaged bundle counts, and no third one's."""
+    (tmp_path / "root.json").write_text(sigstore.trusted_root())
+    files, said = hash_files(adapter, SERVED), statement(adapter)
+    key = new_key()
+    by = {who: sigstore.sign(said, f"{who}@acme.example", ISSUER) for who in ("alice", "bob", "eve")}
+    by["ops"] = sign(adapter, key.pem)
+    root = {"issuer": ISSUER, "trustedRoot": "root.json"}
+    signers = [
+        {"name": "alice", "identity": "alice@acme.example", **root},
+        {"name": "bob", "identity": "bob@acme.example", **root},
+        {"name": "ops", "key": key.public},
+        {"name": "acme", "certificates": new_authority().pem},
+    ]
+    for order in itertools.permutations(signers):
+        trust = trusting(*order)
+        for who in ("alice", "bob", "ops"):
+            told = trust.check("default", files, by[who])
+            assert told is not None
+            assert told.startswith(f"{who} (")
+        value = json.loads(by["bob"])
+        value["dsseEnvelope"]["payload"] = base64.b64encode(b"{}").decode()
+        for raw in (by["eve"], json.dumps(value).encode()):
+            with pytest.raises(
+                Refusal, match=r"is not by bob@acme\.example of https://issuer\.example"
+            ) as refused:
+                trust.check("default", files, raw)
+            assert refused.value.code == "untrusted"
+            assert f"asked: {', '.join(str(one['name']) for one in order)}" in str(refused.value)
+
+
+def test_the_first_of_two_identities_signed_other_bytes(
+    adapter: Path, sigstore: Sigstore, trusting: Callable[..., Trust], tmp_path: Path
+) -> None:
+    """A trusted signature of other bytes stays a mismatch, whoever else may sign."""
+    (tmp_path / "root.json").write_text(sigstore.trusted_root())
+    root = {"issuer": ISSUER, "trustedRoot": "root.json"}
+    raw = sigstore.sign(state("support", dict.fromkeys(SERVED, 64 * "0")), WHO, ISSUER)
+    signers = (
+        {"name": "ci", "identity": WHO, **root},
+        {"name": "bob", "identity": "bob@acme.example", **root},
+    )
+    for order in itertools.permutations(signers):
+        with pytest.raises(Refusal, match="signs other bytes") as refused:
+            trusting(*order).check("default", hash_files(adapter, SERVED), raw)
+        assert refused.value.code == "signature-mismatch"
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])

@@ -146,6 +146,41 @@ def test_another_signer(adapter: Path, trusting: Trusting) -> None:
         assert "is by nobody who may sign in namespace default: ops, release" in str(refusal)
 
 
+@pytest.mark.parametrize("methods", [*itertools.product(["key", "certificate"], repeat=2)], ids="-".join)
+def test_either_of_two_signers(adapter: Path, trusting: Trusting, methods: tuple[str, str]) -> None:
+    """Each of two signers can sign, in either order in the file; a damaged bundle of neither counts."""
+    keys, signers = dict[str, Key](), list[dict[str, object]]()
+    for name, method in zip(("alice", "bob"), methods, strict=True):
+        root = new_authority(f"root of {name}")
+        keys[name] = new_key() if method == "key" else root.issue(name)
+        how = {"key": keys[name].public} if method == "key" else {"certificates": root.pem}
+        signers.append({"name": name, **how})
+    for order in itertools.permutations(signers):
+        trust = trusting(*order)
+        for name, key in keys.items():
+            raw = signed(adapter, key)
+            told = check(trust, adapter, raw)
+            assert told is not None
+            assert told.startswith(f"{name} (")
+            value = json.loads(raw)
+            value["dsseEnvelope"]["payload"] = base64.b64encode(b"{}").decode()
+            why = str(refused(trust, adapter, json.dumps(value).encode()))
+            assert "is damaged: its signature is not over what it says" in why
+            assert all(one in why for one in keys)
+
+
+def test_an_expired_certificate_of_one_of_two_signers(adapter: Path, trusting: Trusting) -> None:
+    """One signer's reason and cure stand in the refusal, with the names of all signers that were asked."""
+    root, now = new_authority(), datetime.datetime.now(UTC)
+    raw = signed(adapter, root.issue("build@acme", begins=now - DAY / 2, ends=now - DAY / 4))
+    signers = ({"name": "ops", "key": new_key().public}, {"name": "release", "certificates": root.pem})
+    for order in itertools.permutations(signers):
+        refusal = refused(trusting(*order), adapter, raw)
+        assert "is by the certificate build@acme, which expired" in str(refusal)
+        assert f"asked: {order[0]['name']}, {order[1]['name']}" in str(refusal)
+        assert refusal.hint == "sign the folder again with a certificate that is valid"
+
+
 def test_a_signer_of_another_namespace(adapter: Path, trusting: Trusting) -> None:
     """A signer signs in its own namespaces; where nobody may sign, nothing is trusted."""
     key = new_key()

@@ -177,6 +177,7 @@ class _Run:
         from lora_fs.sidecar.cli.progress import asking
         from lora_fs.sidecar.evaluation.asking import Asker, Refused, find_model
         from lora_fs.sidecar.evaluation.journal import Journal
+        from lora_fs.sidecar.evaluation.patience import Patience
         from lora_fs.sidecar.evaluation.running import Evaluating
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key is not None else {}
@@ -186,7 +187,8 @@ class _Run:
             for record in self._records:
                 plain = f"{record.name}@{record.revision}"
                 try:
-                    models.append(await find_model(asker, (plain, f"{record.namespace}/{plain}")))
+                    names = (plain, f"{record.namespace}/{plain}")
+                    models.append(await find_model(asker, names, Patience(self._patience_s), self._away))
                 except Refused as error:
                     raise OperatorError(f"{self._url} does not answer for {plain}: {error}") from error
             journal = Journal(self._journal, self._about) if self._journal is not None else None
@@ -208,6 +210,9 @@ class _Run:
             finally:
                 if journal is not None:
                     journal.close(done=done)
+
+    def _away(self, error: Exception) -> None:
+        complain(f"{error}: evaluate asks again for {self._patience_s:g} s")
 
     def evaluation(self, found: Found) -> Evaluation:
         """The stored evaluation."""

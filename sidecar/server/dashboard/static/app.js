@@ -1,7 +1,7 @@
 // The page: what is asked for, what comes, and who draws it. Drawn at most once a frame.
 
 import { drawBanners } from "./banners.js";
-import { drawDetails } from "./details.js";
+import { drawDetails, readDetails } from "./details.js";
 import { byId, clock, count, say } from "./dom.js";
 import { followEvents } from "./events.js";
 import { Failed, follow, token } from "./feed.js";
@@ -23,7 +23,9 @@ let lostBy = null; // the last read that failed, while none succeeded since
 let state = "waiting";
 let due = false;
 let failing = null;
+let opening = new AbortController(); // ends when its adapter is closed
 let detailsDue = 0;
+let detailsDrawn = 0;
 let detailsLost = false;
 
 // -- what comes ----------------------------------------------------------------------------------
@@ -172,11 +174,14 @@ function hover(row, replica, event, phase) {
 // -- details -------------------------------------------------------------------------------------
 
 function open(row) {
+  opening.abort();
+  opening = new AbortController();
   change({ open: row.name });
   say(byId("details-title"), row.name);
   byId("details-body").replaceChildren();
   show(true);
-  details().then(() => byId("details-title").focus());
+  const { signal } = opening;
+  details().then(() => signal.aborted || byId("details-title").focus());
 }
 
 function show(open) {
@@ -184,14 +189,20 @@ function show(open) {
   byId("overview").hidden = open;
 }
 
+/** Read and draw the open adapter. Nothing is drawn once it is closed, nor an older answer after a newer. */
 async function details() {
+  const name = asked.open;
   const mine = ++detailsDue;
+  const signal = AbortSignal.any([running.signal, opening.signal]);
   detailsLost = false;
   try {
-    await drawDetails(asked.open, fleet, running.signal);
+    const told = await readDetails(name, signal);
+    if (signal.aborted || mine < detailsDrawn) return;
+    detailsDrawn = mine;
+    drawDetails(name, told, fleet);
   } catch (error) {
     if (!(error instanceof Failed)) throw error;
-    if (mine !== detailsDue || running.signal.aborted) return;
+    if (mine !== detailsDue || signal.aborted) return;
     detailsLost = error.status !== 404;
     const why = error.isRefused ? `A token is needed: ${error.message}` : without(error);
     say(byId("details-body"), detailsLost ? why : "It is not registered any more.");
@@ -200,6 +211,8 @@ async function details() {
 
 function close() {
   if (!asked.open) return;
+  opening.abort();
+  detailsLost = false;
   show(false);
   change({ open: null });
   table.focus();

@@ -4,9 +4,13 @@ import { ago, atLeast, byId, bytes, clock, count, el, percent, say, seconds } fr
 import { ask } from "./feed.js";
 import { counts, standing } from "./state.js";
 
-/** Draw one adapter, on every replica. Throws Failed if it cannot be read. */
-export async function drawDetails(name, fleet, signal) {
-  const told = await ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
+/** Read one adapter, on every replica. Throws Failed if it cannot be read. */
+export function readDetails(name, signal) {
+  return ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
+}
+
+/** Draw what `readDetails` read. */
+export function drawDetails(name, told, fleet) {
   const { record, residency } = told;
   const { spec } = record;
   say(byId("details-title"), name);
