@@ -129,7 +129,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "namespace": "As the folder it lies in",
         "adapters": "Names, of all its models together; null: any number",
         "size_bytes": "Of all its registered revisions together; null: any",
-        "registrations_per_minute": "Registrations; changes of policy and labels do not count; null: any number",
+        "registrations_per_minute": "Changes of policy and labels do not count; null: any number",
         "keep_revisions": "Of a name that does not say itself, gc keeps so many; null: all",
         "require_evaluation": "The gate that a revision must pass before it serves a plain name; null: none",
         "writer": "For people",

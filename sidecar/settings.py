@@ -55,6 +55,8 @@ def _shared(field: str) -> Any:
 
 BODY_MAX_BYTES = 64 << 20
 SEND_TIMEOUT_S = 60.0
+SIDECAR_SHUTDOWN_S = 30.0  # its engine ends its requests before
+GATEWAY_SHUTDOWN_S = 100.0  # of the 120 s that the chart gives its pod; 10 of them go by before the signal
 KEEP_ALIVE_S = 75.0  # longer than clients (httpx 5 s) and load balancers (ALB 60 s) keep a connection
 ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 3600.0
@@ -80,8 +82,8 @@ class Settings(BaseModel):
         allowed_remotes: the sources that the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: the mount points of ``pvc://`` volumes on this machine.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
-        netrc_file: the passwords of web servers and registries; registry_auth_file: docker's ``config.json``,
-            with the passwords of registries.
+        netrc_file: the passwords of web servers and registries, by host; its ``default`` is not used.
+        registry_auth_file: docker's ``config.json``, with the passwords of registries.
         fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
         nim_source: a flat store of adapters that another system keeps, to serve as well; nim_refresh_s:
             seconds between two looks at it.
@@ -99,6 +101,8 @@ class Settings(BaseModel):
         send_timeout_s: how long a client may read nothing of an answer that waits for it, before the sidecar
             closes its connection and lets its adapter go.
         keep_alive_s: how long a client's connection without a request stays open.
+        shutdown_timeout_s: how long requests under way may take to end after SIGTERM. By default
+            GATEWAY_SHUTDOWN_S in a gateway and SIDECAR_SHUTDOWN_S in a sidecar.
         cors_origins: pages' origins (``https://app.example``, or ``*``) that may call the sidecar from a
             browser; empty: none.
         engine_connections: connections from the sidecar to the engine at once; a request that finds none
@@ -195,6 +199,7 @@ class Settings(BaseModel):
     body_max_bytes: int = Field(BODY_MAX_BYTES, ge=1)
     send_timeout_s: float = Field(SEND_TIMEOUT_S, gt=0)
     keep_alive_s: float = Field(KEEP_ALIVE_S, gt=0)
+    shutdown_timeout_s: float | None = Field(None, gt=0)
     cors_origins: CommaList = ()
     engine_connections: int = Field(ENGINE_CONNECTIONS, ge=1)
     engine_idle_timeout_s: float = Field(ENGINE_IDLE_TIMEOUT_S, gt=0)

@@ -51,6 +51,8 @@ def checked(url: str) -> str:
         numeric = socket.inet_ntoa(socket.inet_aton(parts.hostname))
     except OSError:
         numeric = parts.hostname
+    except ValueError as error:  # it has a NUL, or is no text that UTF-8 has
+        raise InputError(f"the replica's address {url[:200]!r} has no host's name: {error}") from error
     if is_refused(numeric):
         raise InputError(f"{url[:200]} is no replica's address: it is link-local, or a metadata service's")
     return url.rstrip("/")

@@ -21,9 +21,10 @@ from lora_fs.sidecar.gateway.discovery import Discovery
 from lora_fs.sidecar.gateway.forward import VIA, Hop
 from lora_fs.sidecar.gateway.metrics import Metrics
 from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.uploads import PATHS, Uploads
 from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Watch
-from lora_fs.sidecar.server.app import layers, proxied
+from lora_fs.sidecar.server.app import layers, passing, proxied
 from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
@@ -115,6 +116,8 @@ def create_gateway(
     app.router.routes.extend(Route(path, call, methods=["POST"]) for path, call in calls.items())
     app.router.routes.append(Route("/server_info", every.server_info))
     app.router.routes.extend([*other_methods(app.router, app.router.routes)])
+    uploads = Uploads(hop, clock, idle_s=idle_timeout_s)
+    app.router.routes.extend(Route(path, uploads, methods=["POST"], middleware=passing()) for path in PATHS)
     way = proxied(max_body_bytes)
     app.router.routes.extend(
         Route(path, hop, methods=list(METHODS), middleware=way)

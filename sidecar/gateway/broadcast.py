@@ -9,59 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import aiohttp
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Scope
 
-from lora_fs.sidecar.errors import InputError, TemporaryError
-from lora_fs.sidecar.gateway.configuration import CONFIG, common, difference
+from lora_fs.sidecar.errors import InputError, TemporaryError, TooLarge
+from lora_fs.sidecar.gateway.calls.asking import Asking, Headers, Said, as_it_is, failed, read
+from lora_fs.sidecar.gateway.calls.configuration import CONFIG, common, difference
+from lora_fs.sidecar.gateway.calls.pauses import Pauses
 from lora_fs.sidecar.gateway.forward import VIA, check_site
 from lora_fs.sidecar.gateway.watch import Watch
-from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.middleware.access import HEADER, address_of
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
+from lora_fs.sidecar.server.middleware.body_limit import UNREAD, Intake
 from lora_fs.sidecar.server.middleware.origin import Sites
 
 MOST_BYTES: Final = 1 << 20  # of a call
-MARGIN_S: Final = 10.0  # over what a replica itself waits
+BODY_S: Final = 30.0  # in which nothing of a call's body comes
+ADMIT_S: Final = 5.0  # in which a replica says whether it knows the caller
 LEAVE_S: Final = 30.0  # in which an adapter leaves every replica
 LOOK_S: Final = 0.02  # then twice as long each time
 MOST_LOOK_S: Final = 0.5
-_PASSED: Final = ("authorization", HEADER, "content-type", "traceparent")
-
-Told = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A replica's answer; ``status`` 0: it gave none."""
-
-    replica: str
-    status: int
-    body: bytes
-    headers: Told
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the replica did the call."""
-        return 200 <= self.status < 300
-
-    @property
-    def why(self) -> str:
-        """Return what it says of a failure."""
-        try:
-            told = json.loads(self.body)
-            error = told.get("error", told)
-            why = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-        except (ValueError, AttributeError):
-            why = self.body.decode(errors="replace")
-        return f"replica {self.replica} answered {self.status}: {why[:500]}" if self.status else why[:500]
+_CREDENTIALS: Final = ("authorization", HEADER)
+_PASSED: Final = (*_CREDENTIALS, "content-type", "traceparent")
+_QUOTED: Final = re.compile(rb"'([^']+)'")
 
 
 class Broadcast:
@@ -77,22 +56,60 @@ class Broadcast:
 
     def __init__(self, watch: Watch, sites: Sites, *, hold_timeout_s: float) -> None:
         self._watch, self._sites = watch, sites
-        self._timeout = aiohttp.ClientTimeout(total=hold_timeout_s + MARGIN_S)
-        self.session: aiohttp.ClientSession | None = None
+        self._asking = Asking(watch, hold_timeout_s=hold_timeout_s)
+        self._pauses = Pauses(self._asking)
+        self._intake = Intake(MOST_BYTES, idle_s=BODY_S)
+
+    @property
+    def session(self) -> aiohttp.ClientSession | None:
+        """What the calls go through."""
+        return self._asking.session
+
+    @session.setter
+    def session(self, session: aiohttp.ClientSession) -> None:
+        self._asking.session = session
 
     async def load(self, request: Request) -> Response:
         """Register an adapter, and answer when every replica has it loaded. Undone where one refuses."""
-        body, headers = await _object(request), self._passed(request)
-        async with self._hinted(body["lora_name"], headers):
-            return await self._load(body, headers)
+        return await self._with_body(request, "/v1/load_lora_adapter", self._load)
+
+    async def unload(self, request: Request) -> Response:
+        """Unregister an adapter, and answer when no replica has it any more."""
+        return await self._with_body(request, "/v1/unload_lora_adapter", self._unload)
+
+    async def pause(self, request: Request) -> Response:
+        """Pause every replica, or none."""
+        return await self._pauses.pause(request, self._passed(request))
+
+    async def resume(self, request: Request) -> Response:
+        """Resume every replica. Asks each one, whatever another one answers."""
+        return await self._pauses.resume(request, self._passed(request))
+
+    async def _with_body(
+        self, request: Request, path: str, act: Callable[[str, dict[str, Any], Headers], Awaitable[Response]]
+    ) -> Response:
+        """Do a call with a body, of a caller whom a replica knows.
+
+        A replica checks the caller first. So one that is asked without a body refuses it for the caller, or
+        for the body, and does nothing.
+        """
+        headers = self._passed(request)
+        known = await self._asking.one(self._asking.ready()[0], "POST", path, None, headers, ADMIT_S)
+        if known.status in (401, 403):
+            return as_it_is(known)
+        try:
+            body = await self._object(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        return await act(path, body, headers)
 
     @asynccontextmanager
-    async def _hinted(self, name: str, headers: Told) -> AsyncIterator[None]:
+    async def _hinted(self, name: str, headers: Headers) -> AsyncIterator[None]:
         """Let the other replicas load what ``name`` serves next, beside the first one. No answer counts."""
         path, body = "/v1/lora_adapters/next", {"lora_name": name}
         hints = [
-            asyncio.create_task(self._ask(one, "POST", path, body, headers), name=f"hint {one}")
-            for one in self._ready()[1:]
+            asyncio.create_task(self._asking.one(one, "POST", path, body, headers), name=f"hint {one}")
+            for one in self._asking.ready()[1:]
         ]
         try:
             yield
@@ -101,91 +118,82 @@ class Broadcast:
                 hint.cancel()
             await asyncio.gather(*hints, return_exceptions=True)
 
-    async def _load(self, body: dict[str, Any], headers: Told) -> Response:
-        first, others, said = await self._first("/v1/load_lora_adapter", body, headers)
+    async def _load(self, path: str, body: dict[str, Any], headers: Headers) -> Response:
+        async with self._hinted(body["lora_name"], headers):
+            first, others, said = await self._asking.first(path, body, headers)
+            return await self._loaded_by(first, others, said, headers)
+
+    async def _loaded_by(self, first: str, others: Sequence[str], said: Said, headers: Headers) -> Response:
         made = said.headers.get(LOAD.decode())
         if not said.is_done and made is None:
-            return _as_it_is(said)  # it wrote nothing
+            return as_it_is(said)  # it wrote nothing
         namespace, model, revision, name = said.headers[ADAPTER.decode()].split("/", 3)
         path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
         told = [said]
         if said.is_done:
-            told += await self._all(others, "POST", f"{path}/load", {"revision": revision}, headers)
-        if not (refused := self._refused(told)):
-            return _as_it_is(said)
+            told += await self._asking.all(others, "POST", f"{path}/load", {"revision": revision}, headers)
+        if not (refused := self._asking.refused(told)):
+            return as_it_is(said)
         undone = await self._undo([first, *others], path, made, headers)
-        raise _failed(refused, [undone], "the load was undone everywhere")
+        raise failed(refused, [undone], "the load was undone everywhere")
 
-    async def _undo(self, replicas: Sequence[str], path: str, made: str | None, headers: Told) -> Said:
+    async def _undo(self, replicas: Sequence[str], path: str, made: str | None, headers: Headers) -> Said:
         """Take back what a load wrote, by the first replica that takes the call: they share the registry."""
-        said = Said("", 0, f"replica {replicas[0]} did not say what it wrote".encode(), {})
+        said = Said("", 0, f"replica {replicas[0]} did not say what it wrote".encode(), {}, False)
         if made is not None:
             body = json.loads(made)
             for one in replicas:
-                said = await self._ask(one, "POST", f"{path}/undo", body, headers)
+                said = await self._asking.one(one, "POST", f"{path}/undo", body, headers)
                 if said.status:
                     break
         return said
 
-    async def unload(self, request: Request) -> Response:
-        """Unregister an adapter, and answer when no replica has it any more."""
-        body, headers = await _object(request), self._passed(request)
-        _, others, said = await self._first("/v1/unload_lora_adapter", body, headers)
-        if not said.is_done:
-            return _as_it_is(said)
-        name, pause_s = body["lora_name"], LOOK_S
+    async def _unload(self, path: str, body: dict[str, Any], headers: Headers) -> Response:
+        # Whose list of a replica's adapters shows this one: afterwards an empty list could mean either.
+        viewers = [(one, await self._namespaces(one)) for one in (headers, self._watch.headers)]
+        _, others, said = await self._asking.first(path, body, headers)
+        if not said.is_done or not others:
+            return as_it_is(said)
+        name, pause_s = _unregistered(said, body), LOOK_S
+        namespace = name.rpartition("/")[0]
+        viewer = next((one for one, seen in viewers if seen and (not namespace or namespace in seen)), None)
+        if viewer is None:
+            why = "neither the caller's token nor the gateway's may read its namespace"
+            where = ", ".join(others)
+            return PlainTextResponse(f"{name} is unregistered; {why}, so {where} may hold it for now", 202)
         try:
             async with asyncio.timeout(LEAVE_S):
-                while True:
-                    have = await self._have(name, others, headers)
-                    if not have:
-                        return _as_it_is(said)
+                while have := await self._have(name, others, viewer):
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MOST_LOOK_S)
         except TimeoutError as error:
             raise TemporaryError(
                 f"{name} is unregistered; requests that began before still hold it at {', '.join(have)}"
             ) from error
+        return as_it_is(said)
 
-    async def _have(self, name: str, replicas: Sequence[str], headers: Told) -> list[str]:
+    async def _namespaces(self, headers: Headers) -> list[str]:
+        """List the namespaces with adapters whose names ``headers`` let one read."""
+        said = await self._asking.one(self._asking.ready()[0], "GET", "/metadata", None, headers, ADMIT_S)
+        told = read(said) if said.is_done else None
+        return [str(one) for one in told.get("namespaces", ())] if isinstance(told, dict) else []
+
+    async def _have(self, name: str, replicas: Sequence[str], headers: Headers) -> list[str]:
         """Return the replicas that still have an adapter; one that does not say counts as one."""
-        listed = await self._all(replicas, "GET", "/v1/list_lora_adapters", None, headers)
-        have = []
-        for one in listed:
-            if one.replica not in self._watch.ready:
-                continue
-            loras = json.loads(one.body)["loras"] if one.is_done else [{"lora_id": name}]
-            if any(lora["lora_id"] == name for lora in loras):
-                have.append(one.replica)
-        return have
-
-    async def pause(self, request: Request) -> Response:
-        """Pause every replica, or none."""
-        headers, query = self._passed(request), request.url.query
-        told = await self._all(self._ready(), "POST", f"/pause?{query}", None, headers)
-        if refused := self._refused(told):
-            name = request.query_params.get("lora_name")
-            again = "/resume" + ("?" + urlencode({"lora_name": name}) if name is not None else "")
-            done = [one.replica for one in told if one.is_done]
-            undone = await self._all(done, "POST", again, None, headers)
-            raise _failed(refused, undone, "no replica is paused")
-        return _together(told)
-
-    async def resume(self, request: Request) -> Response:
-        """Resume every replica. Asks each one, whatever another one answers."""
-        told = await self._all(
-            self._ready(), "POST", f"/resume?{request.url.query}", None, self._passed(request)
-        )
-        if refused := self._refused(told):
-            raise _failed(refused, (), "the other replicas go on")
-        return _together(told)
+        listed = await self._asking.all(replicas, "GET", "/v1/list_lora_adapters", None, headers)
+        return [
+            one.replica
+            for one in listed
+            if one.replica in self._watch.ready
+            and (not one.is_done or any(_is_of(name, lora) for lora in json.loads(one.body)["loras"]))
+        ]
 
     async def server_info(self, request: Request) -> Response:
         """The configuration that all engines share. 409 where they differ."""
         path = f"/server_info?{request.url.query}"
-        told = await self._all(self._ready(), "GET", path, None, self._passed(request))
-        if refused := self._refused(told):
-            raise _failed(refused, (), "the engines' configuration is unknown")
+        told = await self._asking.all(self._asking.ready(), "GET", path, None, self._passed(request))
+        if refused := self._asking.refused(told):
+            raise failed(refused, (), "the engines' configuration is unknown")
         infos = [_info(one) for one in told]
         for other, info in zip(told[1:], infos[1:], strict=True):
             if (where := difference(infos[0].get(CONFIG), info.get(CONFIG))) is not None:
@@ -208,89 +216,50 @@ class Broadcast:
         given = {name: request.headers[name] for name in _PASSED if name in request.headers}
         return given | {"via": VIA.decode(), "x-forwarded-for": client}
 
-    def _ready(self) -> list[str]:
-        ready = sorted(self._watch.ready)
-        if not ready:
-            raise TemporaryError("no replica is ready")
-        return ready
+    async def _object(self, request: Request) -> dict[str, Any]:
+        """Read a call's body.
 
-    def _refused(self, told: Sequence[Said]) -> list[Said]:
-        """Return what failed, but for replicas that are gone: those load at a request once they are back."""
-        return [one for one in told if not one.is_done and (one.status or one.replica in self._watch.ready)]
-
-    async def _first(self, path: str, body: Any, headers: Told) -> tuple[str, list[str], Said]:
-        """Ask one replica; another one only where the first took no connection."""
-        ready = self._ready()
-        for one in ready:
-            said = await self._ask(one, "POST", path, body, headers)
-            if said.status:
-                return one, [other for other in ready if other != one], said
-        raise TemporaryError(f"no replica took the call: {said.why}")
-
-    async def _all(
-        self, replicas: Sequence[str], method: str, path: str, body: Any, headers: Told
-    ) -> list[Said]:
-        return await asyncio.gather(*(self._ask(one, method, path, body, headers) for one in replicas))
-
-    async def _ask(self, replica: str, method: str, path: str, body: Any, headers: Told) -> Said:
-        assert self.session is not None, "the app's lifespan opens it"
+        Raises:
+            ClientDisconnect: the client left.
+            HTTPException: the body is too large.
+            InputError: the body comes too slowly, or is no object with a ``lora_name``.
+        """
         try:
-            url = self._watch.url_of(replica) + path.removesuffix("?")
-            async with self.session.request(
-                method, url, json=body, headers=headers, timeout=self._timeout, allow_redirects=False
-            ) as answer:
-                text = await answer.read()
-                return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
-        except aiohttp.ClientConnectorError as error:
-            why = f"replica {replica} takes no connection: {error}"
-            self._watch.not_reached(replica, why)
-            return Said(replica, 0, why.encode(), {})
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return Said(replica, 504, f"{type(error).__name__}: {error}".encode(), {})
+            scope, receive = request.scope, request.receive
+            async with self._intake.read(request.headers, receive, address_of(scope), _unread(scope)) as held:
+                told = json.loads(held.body)
+        except TooLarge as error:
+            raise HTTPException(413, f"the body of this call is over {MOST_BYTES} bytes") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the body is no JSON: {error}") from error
+        if not isinstance(told, dict) or not isinstance(told.get("lora_name"), str):
+            raise InputError('the body has no lora_name: send {"lora_name": …}')
+        return told
 
 
-async def _object(request: Request) -> dict[str, Any]:
-    """Read a call's body. Raises InputError: it is no object with a ``lora_name``, or too large."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"the body of this call is over {MOST_BYTES} bytes")
-    try:
-        told = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the body is no JSON: {error}") from error
-    if not isinstance(told, dict) or not isinstance(told.get("lora_name"), str):
-        raise InputError('the body has no lora_name: send {"lora_name": …}')
-    return told
+def _unregistered(said: Said, body: Mapping[str, Any]) -> str:
+    """Return the name that a replica unregistered, with its namespace where replicas serve several."""
+    quoted = _QUOTED.search(said.body)
+    return quoted[1].decode(errors="replace") if quoted is not None else str(body["lora_name"])
 
 
-def _as_it_is(said: Said) -> Response:
-    kept = {name: said.headers[name] for name in ("retry-after", "www-authenticate") if name in said.headers}
-    return Response(said.body, said.status, kept, media_type=said.headers.get("content-type"))
+def _is_of(name: str, listed: Mapping[str, Any]) -> bool:
+    """Return whether an adapter in a replica's list is ``name``, or a revision of it."""
+    namespace, _, own = name.rpartition("/")
+    other = str(listed["lora_id"]).rpartition("/")[2]
+    if "@" not in own:
+        other = other.partition("@")[0]
+    return other == own and namespace in ("", listed.get("namespace"))
 
 
-def _together(told: Sequence[Said]) -> Response:
-    return JSONResponse({"replicas": {one.replica: _read(one) for one in told}})
-
-
-def _read(said: Said) -> Any:
-    try:
-        return json.loads(said.body)
-    except ValueError:
-        return said.body.decode(errors="replace")
+def _unread(scope: Scope) -> Callable[[], int]:
+    """Return what counts the bytes of a request that came and were not read yet."""
+    count: Callable[[], int] = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
+    return count
 
 
 def _info(said: Said) -> dict[str, Any]:
-    info = _read(said)
+    info = read(said)
     if not isinstance(info, dict):
         raise HTTPException(502, f"the configuration of replica {said.replica}'s engine is no JSON object")
     return info
-
-
-def _failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTTPException:
-    """Tell who refused and why, and whether what others did was undone."""
-    left = [one.why for one in undone if not one.is_done]
-    outcome = outcome if not left else f"undoing it failed, too: {'; '.join(left)}"
-    status = refused[0].status or 503
-    return HTTPException(status, f"{'; '.join(one.why for one in refused)}; {outcome}")

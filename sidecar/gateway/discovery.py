@@ -20,6 +20,7 @@ from lora_fs.sidecar.server.dashboard.fleet import Fleet
 DNS: Final = "dns"
 MAX_REPLICAS: Final = 1000
 READ_S: Final = 10.0
+MOST_SHOWN: Final = 200  # characters of an address that is refused
 
 
 class Discovery(Protocol):
@@ -101,4 +102,5 @@ def _add(found: dict[str, str | None], url: str) -> None:
     try:
         found.setdefault(checked(url), None)
     except InputError as error:
-        found[url] = str(error)
+        shown = url[:MOST_SHOWN].encode(errors="backslashreplace").decode()
+        found[shown] = str(error)

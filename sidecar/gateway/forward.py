@@ -2,7 +2,7 @@
 
 Each request has ``Expect: 100-continue``, so that its body goes only to a replica that asks for it. A
 replica that did not ask has not got the request, and the gateway may try another. Otherwise the request may
-have run, and the answer says so.
+have run, and the answer says so. A body lies here whole, or, if it is an upload, passes as it comes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
@@ -33,12 +34,13 @@ from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.body_limit import held_body
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.forward import while_it_waits
-from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward, written
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.server.proxy.upstream import pieces
 
 VIA: Final = b"1.1 lora-fs-gateway"
 TAKE_S: Final = 5.0  # in which a replica asks for a request's body
+UPLOAD_TAKE_S: Final = 30.0  # and for an upload: first it looks for a place on the volume
 _CREDENTIALS: Final = frozenset({b"authorization", HEADER.encode()})
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _GONE: Final = "EngineGone"
@@ -49,6 +51,25 @@ logger = logging.getLogger(__name__)
 
 class NotReached(Exception):
     """The replica has not got the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request's body, as a replica gets it.
+
+    Attributes:
+        size: in bytes; 0: there is none; None: unknown.
+        pieces: begins it. Called once for each replica that asks for it.
+        is_kept: whether it may begin again, at another replica.
+        take_s: seconds in which a replica asks for it.
+        idle_s: seconds in which a replica takes one piece; None: no bound.
+    """
+
+    size: int | None
+    pieces: Callable[[], AsyncIterator[bytes | memoryview]]
+    is_kept: bool = True
+    take_s: float = TAKE_S
+    idle_s: float | None = None
 
 
 class Hop:
@@ -82,18 +103,49 @@ class Hop:
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         held, headers, began = held_body(scope), Headers(scope=scope), self._clock()
-        if any(VIA.decode() in one for one in headers.getlist("via")):
-            raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
-        if scope["method"] not in _SAFE and scope["path"].startswith(_CHANGES):
-            check_site(self._sites, headers)
-        if len(headers.getlist("content-type")) > 1:
-            raise InputError("the request has two Content-Type headers: send one")
+        self.check(scope, headers)
         fields = await find_fields(headers.get("content-type", ""), held.body)
         name = fields.name if isinstance(fields, ModelField) else ""
         adapter = name if name and name not in self._watch.base_names else None
         seed = "" if adapter is None else self._watch.digest_of(adapter)
         hashes = chain(seed, fields.prompt) if fields.prompt else ()
         del fields
+        body = Body(len(held.body), lambda: pieces((held.body,)))
+        await self.pass_through(scope, send, body, held.release, adapter, hashes, began)
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request by its head.
+
+        Raises:
+            HTTPException: 508 if it came through a gateway; 403 as ``check_site``.
+            InputError: it has two content types.
+        """
+        if any(VIA.decode() in one for one in headers.getlist("via")):
+            raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
+        if scope["method"] not in _SAFE and scope["path"].startswith(_CHANGES):
+            check_site(self._sites, headers)
+        if len(headers.getlist("content-type")) > 1:
+            raise InputError("the request has two Content-Type headers: send one")
+
+    async def pass_through(
+        self,
+        scope: Scope,
+        send: Send,
+        body: Body,
+        release: Callable[[], None],
+        adapter: str | None,
+        hashes: tuple[int, ...],
+        began: float,
+    ) -> None:
+        """Pass a request on to a replica, and its answer back.
+
+        Args:
+            release: called once the body is not needed any more.
+            adapter: see ``Ticket``. hashes: of the prompt's blocks.
+            began: when the request came.
+        Raises:
+            TemporaryError, WaitTimeout: no replica took it. ServerUnavailable: one did not answer.
+        """
         tried, why = frozenset[str](), ""
         while True:
             async with self._routed(adapter, hashes, tried, why) as ticket:
@@ -102,8 +154,8 @@ class Hop:
                 if not tried:
                     self._metrics.queued.observe(self._clock() - began)
                 try:
-                    async with self._sent(scope, held.body, peer) as answer:
-                        held.release()
+                    async with self._sent(scope, body, peer) as answer:
+                        release()
                         self._router.answered(ticket, served=answer.status < 400)
                         is_whole = await self._pass_on(answer, send, peer)
                     self._judge(scope, peer, _outcome(answer) if is_whole else Outcome.FAILED)
@@ -159,7 +211,7 @@ class Hop:
             self._router.leave(ticket)
 
     @asynccontextmanager
-    async def _sent(self, scope: Scope, body: bytearray, peer: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _sent(self, scope: Scope, body: Body, peer: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """The replica's answer, of which its head has come.
 
         Raises:
@@ -170,32 +222,25 @@ class Hop:
         path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = URL(self._watch.url_of(peer) + path.decode("latin-1"), encoded=True)
         passed = appended(onward(scope["headers"], coded=True, kept=_CREDENTIALS), scope, VIA)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in passed]
-        if body:
-            headers.append(("content-length", str(len(body))))
-        has_begun = False
+        headers = written(passed)
+        if body.size:
+            headers.append(("content-length", str(body.size)))
+        sending = _Sending(body)
         try:
-            async with asyncio.timeout(TAKE_S if body else None) as limit:
-
-                async def taken() -> AsyncIterator[memoryview]:
-                    nonlocal has_begun
-                    has_begun = True
-                    limit.reschedule(None)
-                    async for piece in pieces((body,)):
-                        yield piece
-
+            async with asyncio.timeout(body.take_s if body.size != 0 else None) as sending.limit:
                 answer = await self.session.request(
                     scope["method"],
                     url,
-                    data=taken() if body else None,
-                    expect100=bool(body),
+                    data=sending.pieces() if body.size != 0 else None,
+                    expect100=body.size != 0,
                     headers=tracing.outgoing(headers),
                     allow_redirects=False,
                 )
+                sending.limit = None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotReached(f"replica {peer} takes no connection: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            if (body and not has_begun) or (not body and scope["method"] in _SAFE):
+            if not sending.has_begun and (body.size != 0 or scope["method"] in _SAFE):
                 what = str(error) or type(error).__name__
                 raise NotReached(f"replica {peer} took no request: {what}") from error
             raise ServerUnavailable(
@@ -203,13 +248,13 @@ class Hop:
                 "another replica"
             ) from error
         try:
-            if answer.status == 503 and answer.headers.get(errors.NAME) == _GONE:
+            is_gone = answer.status == 503 and answer.headers.get(errors.NAME) == _GONE
+            if is_gone and (body.is_kept or not sending.has_begun):
                 raise NotReached(f"replica {peer} has no engine")
             tracing.note(http__response__status_code=answer.status)
             yield answer
         finally:
-            is_whole = answer.content.at_eof() and (has_begun or not body)
-            if is_whole:
+            if answer.content.at_eof() and (sending.is_done or body.size == 0):
                 answer.release()
             else:
                 answer.close()
@@ -231,6 +276,37 @@ class Hop:
             # Without an end, so that the client's connection closes, too.
             return False
         return True
+
+
+class _Sending:
+    """One try to send a body.
+
+    Attributes:
+        limit: on the time until the replica answers; None once it did.
+        has_begun: the replica asked for the body. is_done: it took all of it.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.limit: asyncio.Timeout | None = None
+        self.has_begun = self.is_done = False
+
+    async def pieces(self) -> AsyncIterator[bytes | memoryview]:
+        """Yield the body, up to an answer that comes before its end: nobody needs the rest then."""
+        self.has_begun = True
+        self._take_within(None)
+        async for piece in self._body.pieces():
+            if self.limit is None:
+                await asyncio.Event().wait()  # an end here would look like the body's own
+            self._take_within(self._body.idle_s)
+            yield piece
+            self._take_within(None)
+        self.is_done = True
+
+    def _take_within(self, seconds: float | None) -> None:
+        if self.limit is not None:
+            at = None if seconds is None else asyncio.get_running_loop().time() + seconds
+            self.limit.reschedule(at)
 
 
 def _outcome(answer: aiohttp.ClientResponse) -> Outcome:

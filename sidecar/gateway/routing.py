@@ -18,6 +18,7 @@ from lora_fs.sidecar.gateway.prefix import Chain, Prefixes
 
 REPORT_LAG_S: Final = 0.2  # a report may be older than its request by so much
 _NO_PEERS: Final[frozenset[str]] = frozenset()
+_COLD: Final = (Reason.COLD, Reason.WAIT)  # no replica holds the adapter
 
 
 @dataclass(slots=True, eq=False)
@@ -93,27 +94,26 @@ class Router:
         return seconds
 
     def ask(self, ticket: Ticket) -> None:
-        """Give a request a replica: at once, or when one may load its adapter."""
-        if ticket.adapter is not None:
-            if not ticket.tried:
-                self._demand.asked(ticket.adapter, self._clock())
-            if ticket.adapter in self._waiting and not ticket.tried:
-                self._waiting[ticket.adapter].append(ticket)
-                return
+        """Give a request a replica: at once if one holds its adapter, else when one may load it, in turn."""
+        if ticket.adapter is not None and not ticket.tried:
+            self._demand.asked(ticket.adapter, self._clock())
         choice = self._choose(ticket)
-        if choice.reason is Reason.WAIT and ticket.adapter is not None:
-            self._waiting.setdefault(ticket.adapter, []).append(ticket)
+        may_load = choice.reason is Reason.COLD and (not self._waiting or ticket.tried)
+        if ticket.adapter is None or may_load or choice.reason not in _COLD:
+            self._start(ticket, choice)
+            if may_load:
+                self._join(ticket.adapter)
             return
-        self._start(ticket, choice)
+        self._waiting.setdefault(ticket.adapter, []).append(ticket)
+        if choice.reason is Reason.COLD:  # others waited longer
+            self._pump()
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a request that waits no longer, or end it where it is."""
         if ticket.peer is not None:
             self.ended(ticket)
-        elif ticket.adapter is not None and ticket in self._waiting.get(ticket.adapter, ()):
-            self._waiting[ticket.adapter].remove(ticket)
-            if not self._waiting[ticket.adapter]:
-                del self._waiting[ticket.adapter]
+        else:
+            self._wait_no_more(ticket)
 
     def answered(self, ticket: Ticket, *, served: bool) -> None:
         """Note that the answer of a request began: that replica has loaded its adapter, if ``served``."""
@@ -124,6 +124,7 @@ class Router:
         was_loading = peer.loading.pop(adapter, None) is not None
         if served:
             self._used(replica, adapter)
+            self._join(adapter)
         if was_loading:
             self._pump()
 
@@ -163,6 +164,8 @@ class Router:
         for one in replica.resident.keys() & replica.peer.loading.keys():
             del replica.peer.loading[one]
         replica.peer.capacity = capacity
+        for one in [one for one in self._waiting if one in replica.resident]:
+            self._join(one)
         self._pump()
 
     def lost(self, name: str, *, emptied: bool = False) -> None:
@@ -193,6 +196,7 @@ class Router:
         return choose(ticket.adapter, peers, copies=copies, prefix=prefix, now=now)
 
     def _start(self, ticket: Ticket, choice: Choice) -> None:
+        self._wait_no_more(ticket)
         self.chosen[choice.reason] += 1
         peer, adapter = choice.peer, ticket.adapter
         if peer is not None:
@@ -225,20 +229,28 @@ class Router:
 
     def _pump(self) -> None:
         """Start the requests that waited longest, as far as replicas may load for them."""
-        while self._waiting:
-            adapter, tickets = next(iter(self._waiting.items()))
-            choice = self._choose(tickets[0])
-            if choice.reason is Reason.WAIT:
+        for adapter in [*self._waiting]:
+            tickets = self._waiting.get(adapter, ())
+            ticket = next((one for one in tickets if not one.tried), None) or next(iter(tickets), None)
+            if ticket is None:
+                continue
+            choice = self._choose(ticket)
+            if choice.reason is not Reason.WAIT:
+                self._start(ticket, choice)
+                self._join(adapter)
+            elif not ticket.tried:  # no replica may load, for the next ones either
                 return
-            del self._waiting[adapter]
-            self._start(tickets[0], choice)
-            for ticket in tickets[1:]:
-                self.ask_again(ticket)
 
-    def ask_again(self, ticket: Ticket) -> None:
-        """Choose for a request that waited behind another for its adapter; it may wait on."""
-        choice = self._choose(ticket)
-        if choice.reason is Reason.WAIT and ticket.adapter is not None:
-            self._waiting.setdefault(ticket.adapter, []).append(ticket)
-        else:
-            self._start(ticket, choice)
+    def _join(self, adapter: str | None) -> None:
+        """Start the requests that wait for an adapter that a replica holds or loads by now."""
+        for ticket in [*self._waiting.get(adapter or "", ())]:
+            choice = self._choose(ticket)
+            if choice.reason not in _COLD:
+                self._start(ticket, choice)
+
+    def _wait_no_more(self, ticket: Ticket) -> None:
+        tickets = self._waiting.get(ticket.adapter or "", [])
+        if ticket in tickets:
+            tickets.remove(ticket)
+            if not tickets:
+                del self._waiting[ticket.adapter or ""]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +28,8 @@ ANSWER_S: Final = 2.0
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
+# What reading an answer raises that is no replica's.
+WRONG: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +42,10 @@ class Seen:
         name: the replica's id, as it said; None until it answered.
         base_names: of the base model, as it said last.
         version: of lora-fs there. engine_version: of its engine. None: it did not say.
+        loaded: copies in its engine; capacity: those it may hold; None: unbounded, or it did not say.
         queue: how many requests run in its engine, and wait there, as it said last. None: it did not say.
         answered_at: when it answered last, on the watch's clock.
+        is_other: it is no replica of this fleet, or a second address of one, by its last answer.
     """
 
     url: str
@@ -49,11 +53,23 @@ class Seen:
     why: str = "it was not asked yet"
     missed: int = 0
     digests: dict[str, str] = field(default_factory=dict)
+    loaded: int = 0
+    capacity: int | None = None
     base_names: frozenset[str] = frozenset()
     version: str | None = None
     engine_version: str | None = None
     queue: tuple[int, int] | None = None
     answered_at: float | None = None
+    is_other: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a replica of the fleet is out, as far as the gateway knows."""
+        return bool(self.why) and not self.is_other
+
+
+async def _nothing(url: str, told: Mapping[str, Any]) -> None:
+    """There is nothing that a replica may have missed."""
 
 
 class Watch:
@@ -64,9 +80,12 @@ class Watch:
         model: the folder of the base model's scopes; None: that of the replica that answered first.
 
     Attributes:
+        headers: as in Args.
         seen: the replicas by URL.
         base_names: of the base model, as clients may send them: what each replica said last.
         problem: why the list of replicas is not read; empty if it is.
+        catch_up: called with the URL and the ``/metadata`` of a replica that answers, before it gets
+            requests. Raises TimeoutError if the replica does not answer.
     """
 
     def __init__(
@@ -79,12 +98,13 @@ class Watch:
         model: str | None = None,
     ) -> None:
         self._router, self._discovery, self._clock = router, discovery, clock
-        self._headers, self._model = dict(headers), model
+        self.headers, self._model = dict(headers), model
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._holders: dict[str, str] = {}  # replica's id → its URL
         self.seen: dict[str, Seen] = {}
         self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
+        self.catch_up: Callable[[str, Mapping[str, Any]], Awaitable[None]] = _nothing
 
     @asynccontextmanager
     async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
@@ -123,14 +143,17 @@ class Watch:
     async def _find(self, session: aiohttp.ClientSession) -> None:
         while True:
             try:
-                found = await self._discovery.find()
+                self._take(session, await self._discovery.find())
+                self.problem = ""
             except LoraFsError as error:
                 if str(error) != self.problem:
                     logger.warning("%s", error, extra=event("gateway.replicas_unknown"))
                 self.problem = str(error)
-            else:
-                self.problem = ""
-                self._take(session, found)
+            except Exception as error:  # a fault of ours: without this task no replica is found any more
+                problem = f"the list of replicas is not read: {type(error).__name__}: {error}"
+                if problem != self.problem:
+                    logger.exception("%s", problem, extra=event("gateway.replicas_unknown"))
+                self.problem = problem
             await asyncio.sleep(FIND_S)
 
     def _take(self, session: aiohttp.ClientSession, found: Mapping[str, str | None]) -> None:
@@ -146,7 +169,7 @@ class Watch:
                 continue
             self.seen[url] = seen = Seen(url)
             if refused is not None:
-                seen.why = refused
+                seen.why, seen.is_other = refused, True
                 logger.warning("%s", refused, extra=event("gateway.replica_refused", url=url))
                 continue
             self._polls[url] = asyncio.create_task(self._poll(session, seen), name=f"poll {url}")
@@ -155,7 +178,10 @@ class Watch:
         while True:
             asked_at = self._clock()
             try:
-                self._learn(seen, await self._ask(session, seen.url), asked_at)
+                told = await self._ask(session, seen.url)
+                if self._is_of_this_fleet(told):
+                    await self.catch_up(seen.url, told)
+                self._learn(seen, told, asked_at)
                 seen.missed = 0
             except aiohttp.ClientConnectorError as error:
                 self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=True)
@@ -164,21 +190,20 @@ class Watch:
                 if seen.missed >= MISSED or seen.why:
                     what = str(error) or type(error).__name__
                     self._out(seen, f"it does not answer: {what}", emptied=False)
-            except (
-                LookupError,
-                TypeError,
-                AttributeError,
-                ValueError,
-                ArithmeticError,
-                RecursionError,
-            ) as error:
+            except WRONG as error:
+                seen.is_other = seen.name is None
                 self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}", emptied=False)
+            except Exception as error:  # a fault of ours: without this task the replica stays as it is
+                why = f"the gateway failed: {type(error).__name__}: {error}"
+                if why != seen.why:
+                    logger.exception("replica %s: %s", seen.name, why, extra=event("gateway.poll_failed"))
+                self._out(seen, why, emptied=False)
             await asyncio.sleep(max(POLL_S, len(self.seen) / POLLS_PER_S))
 
     async def _ask(self, session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with session.get(
-            f"{url}/metadata", headers=self._headers, timeout=timeout, allow_redirects=False
+            f"{url}/metadata", headers=self.headers, timeout=timeout, allow_redirects=False
         ) as answer:
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}; is it a sidecar?")
@@ -192,6 +217,9 @@ class Watch:
             raise TypeError("it is no object")
         return told
 
+    def _is_of_this_fleet(self, told: Mapping[str, Any]) -> bool:
+        return self._model in (None, _text(told["model"]["name"]))
+
     def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
         name, model = _text(told["replica"]), _text(told["model"]["name"])
         seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
@@ -200,11 +228,13 @@ class Watch:
         seen.queue = None if queue is None else (int(queue["running"]), int(queue["waiting"]))
         if self._model is None:
             self._model = model
-        if model != self._model:
+        seen.is_other = not self._is_of_this_fleet(told)
+        if seen.is_other:
             self._out(seen, f"it serves {model}, and this gateway {self._model}", emptied=False)
             return
         holder = self._holders.get(name, seen.url)
         if holder != seen.url and holder in self.seen and not self.seen[holder].why:
+            seen.is_other = True
             self._out(seen, f"it is the replica {name}, which {holder} is as well", emptied=False)
             return
         if not told["ready"]:
@@ -213,7 +243,10 @@ class Watch:
         loaded: dict[str, dict[str, Any]] = told["lora"]["loaded_loras"]
         slots = told["lora"]["lora_capacity"]
         free = slots["available_slots"]
-        capacity = None if free is None else int(free) + int(slots["loaded_count"])
+        seen.loaded = int(slots["loaded_count"])
+        seen.capacity = None if free is None else int(free) + seen.loaded
+        # In names, as the router counts: a copy may have two.
+        capacity = None if free is None else int(free) + max(len(loaded), seen.loaded)
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
         names = frozenset(str(one) for one in told["model"].get("served_names", ()))

@@ -12,14 +12,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.admin_port import AdminPort
+from lora_fs.sidecar.server.middleware.admin_port import AdminPort, operations
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, REVISION, AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.body_limit import Intake, WholeBody
@@ -43,13 +43,15 @@ from lora_fs.sidecar.server.routes.fleet import control, follow
 from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
+OPENAPI = "/openapi.json"
 
-def layers(cors_origins: Sequence[str] = (), admin_port: int | None = None) -> list[Middleware]:
+
+def layers(cors_origins: Sequence[str] = (), apart: Sequence[Middleware] = ()) -> list[Middleware]:
     """List what every request passes before its route, the outermost first.
 
     Args:
         cors_origins: see ``Settings.cors_origins``; errors carry the headers, too.
-        admin_port: see ``AdminPort``.
+        apart: ``AdminPort``, if there is one.
     """
     cors = Middleware(
         CORSMiddleware,
@@ -58,7 +60,6 @@ def layers(cors_origins: Sequence[str] = (), admin_port: int | None = None) -> l
         allow_headers=["*"],
         expose_headers=[ADAPTER.decode(), REVISION.decode()],
     )
-    apart = [] if admin_port is None else [Middleware(AdminPort, port=admin_port)]
     return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), *apart, Middleware(Errors)]
 
 
@@ -70,7 +71,13 @@ def proxied(max_body_bytes: int) -> list[Middleware]:
     """
     # One intake for all routes: Starlette makes a layer for each.
     whole = Middleware(WholeBody, intake=Intake(max_body_bytes))
-    return [Middleware(Forwardable), whole, Middleware(Traced, name="proxy")]
+    forwardable, *traced = passing()
+    return [forwardable, whole, *traced]
+
+
+def passing() -> list[Middleware]:
+    """List what a request passes besides whose body goes on as it comes, the outermost first."""
+    return [Middleware(Forwardable), Middleware(Traced, name="proxy")]
 
 
 def create_app(
@@ -123,18 +130,7 @@ def create_app(
         ):
             yield
 
-    app = FastAPI(
-        title="lora-fs sidecar",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        middleware=layers(cors_origins, admin_port),
-        exception_handlers=HANDLERS,
-    )
-    app.state.end = board.end
-    ours = app.router.routes
-    ours.extend(models.router(replica, admin).routes)
+    ours: list[BaseRoute] = [*models.router(replica, admin).routes]
     asked_most = len(ours)
     for router in (
         lora.router(replica, admin, trail),
@@ -147,16 +143,32 @@ def create_app(
         ),
         dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s),
         events.router(replica, admin),
-        observe.router(replica, admin, trail, proxy.engine_metrics),
+        observe.router(
+            replica, admin, trail, proxy.engine_metrics, pauses=proxy.pauses, admin_port=admin_port
+        ),
         routes.router(replica, admin, board),
     ):
         ours.extend(router.routes)  # include_router would compile each route's models a second time
-    ours.extend(list(other_methods(app.router, ours)))
+    apart = []
+    if admin_port is not None:
+        apart = [Middleware(AdminPort, port=admin_port, operations=(OPENAPI, *operations(ours)))]
+    app = FastAPI(
+        title="lora-fs sidecar",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=OPENAPI,
+        docs_url=None,
+        redoc_url=None,
+        middleware=layers(cors_origins, apart),
+        exception_handlers=HANDLERS,
+    )
+    app.state.end = board.end
+    ours.extend(list(other_methods(app.router, [*app.router.routes, *ours])))
     way = proxied(max_body_bytes)
     ways = {
         path: Route(path, proxy, methods=list(METHODS), middleware=way)
         for path in (*COMMON, "/v1/{path:path}", *INFERENCE)
     }
     ours[asked_most:asked_most] = [ways.pop(path) for path in COMMON]
-    ours.extend(ways.values())
+    app.router.routes.extend([*ours, *ways.values()])
     return app

@@ -210,7 +210,10 @@ class ServedModel(_Answer):
     """The base model."""
 
     name: str = Field(description="The folder of its scopes: Qwen--Qwen2.5-7B")
-    served_names: list[str] = Field(description="Names by which the engine serves it")
+    served_names: list[str] = Field(
+        description="What the engine serves to everybody without a load: the names of its base model, and "
+        "adapters that it was started with"
+    )
 
 
 class Capabilities(_Answer):
@@ -237,8 +240,12 @@ class LoraCapacity(_Answer):
     """How many more the engine may load; null where nothing bounds it."""
 
     max_loras: int | None
-    loaded_count: int
-    available_slots: int | None
+    loaded_count: int = Field(
+        description="Copies in the engine that the caller may read; all, if it may read every namespace"
+    )
+    available_slots: int | None = Field(
+        description="How many copies more; null also if the caller may not read every namespace"
+    )
 
 
 class LoraEndpoints(_Answer):
@@ -252,7 +259,9 @@ class LoraEndpoints(_Answer):
 class LoraMetadata(_Answer):
     """The adapters of this replica."""
 
-    loaded_loras: dict[str, LoadedLora] = Field(description="By the name that clients send")
+    loaded_loras: dict[str, LoadedLora] = Field(
+        description="By the names that clients send, of which a copy has two if `name@revision` serves `name`"
+    )
     lora_capacity: LoraCapacity
     lora_endpoints: LoraEndpoints = LoraEndpoints()
 
@@ -275,6 +284,13 @@ class Metadata(_Answer):
     engine_version: str | None = Field(description="What the engine says; null: it did not yet")
     queue: EngineQueue | None = Field(
         description="Null: the engine does not say, or the caller may not read every namespace"
+    )
+    paused: list[str] = Field(
+        description="`namespace/name` of each adapter whose requests wait since `POST /pause`, of those that "
+        "the caller may read; `*`: all requests wait"
+    )
+    admin_port: int | None = Field(
+        description="The only port that answers operations (LORA_FS_ADMIN_PORT); null: every port does"
     )
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata

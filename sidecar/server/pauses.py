@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -23,10 +23,14 @@ class Pauses:
         self._under_way: Counter[Key] = Counter()
         self._ended = asyncio.Event()
 
-    @property
-    def paused(self) -> list[Key]:
-        """The paused ones; ``ALL`` for everything."""
-        return sorted(self._ends)
+    def named(self, namespaces: Container[str], own: Key = ALL) -> list[str]:
+        """List ``namespace/name`` of each paused adapter; ``*``: all requests wait.
+
+        Args:
+            namespaces: whose adapters to list. own: listed as well, whatever its namespace.
+        """
+        shown = (key for key in sorted(self._ends) if key in (ALL, own) or key[0] in namespaces)
+        return ["*" if key == ALL else "/".join(key) for key in shown]
 
     def pause(self, key: Key) -> None:
         """Let new requests for ``key`` wait; a second pause changes nothing."""

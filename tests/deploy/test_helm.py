@@ -173,6 +173,16 @@ def hooks(one: Object) -> str:
     return str((one["metadata"].get("annotations") or {}).get("helm.sh/hook", ""))
 
 
+def notes(given: Object, work: Path) -> str:
+    """What `helm install blue` says at its end."""
+    chart = shutil.copytree(CHART, work / "lora-fs")
+    (chart / "templates/NOTES.txt").rename(chart / "NOTES.txt")  # `helm template` does not say the notes
+    (chart / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
+    done = helm("template", "blue", chart, "--namespace", "ml", "-s", "templates/notes.yaml", given=given)
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["notes"])
+
+
 def pod(kinds: dict[str, Object]) -> Object:
     spec: Object = kinds["Deployment"]["spec"]["template"]["spec"]
     return spec
@@ -256,6 +266,28 @@ def test_who_makes_the_registry(init: str, claim: str, made: bool) -> None:
         assert not kinds["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
+def test_what_renders_without_a_cluster_renders_alike() -> None:
+    """By the page's values for Argo CD an image is all that a new one changes; by the defaults it is not.
+
+    Kubernetes changes no pod of a Job, and a token that is new each time locks clients out.
+    """
+
+    def differ(given: Object) -> set[str]:
+        first, second = (
+            {one["kind"]: json.dumps(one).replace(f"lora-fs:{tag}", "IMAGE") for one in render(values)}
+            for tag in ("1", "2")
+            for values in [merged(given, {"image": {"tag": tag}})]
+        )
+        assert first.keys() == second.keys()
+        return {kind for kind in first if first[kind] != second[kind]}
+
+    (given,) = (one for one in values_of("kubernetes.md") if one.get("storage", {}).get("init") == "never")
+    assert differ({}) == {"Secret"}
+    assert differ(given) == set()
+    assert [one["kind"] for one in render({}) if one["kind"] == "Job"] == ["Job"]
+    assert [one["kind"] for one in render(given) if one["kind"] == "Job"] == []
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_helm_has_nothing_to_say(case: str, mode: str) -> None:
@@ -335,6 +367,7 @@ def test_the_schema_refuses(given: Object, told: str) -> None:
         {"replicas": 1, "storage": {"accessModes": ["ReadWriteOnce"]}},
         {"terminationGracePeriodSeconds": 330, "engine": {"args": ["--shutdown-timeout=300"]}},
         {"strategy": {"maxSurge": 0, "maxUnavailable": 1}},
+        {"auth": {"enabled": False}, "ingress": {"enabled": True, "host": "llm.example"}},  # ADR 0025
     ],
 )
 def test_what_works_is_not_refused(given: Object) -> None:
@@ -705,20 +738,6 @@ def test_the_monitor_finds_the_port(mode: str) -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_gc_runs_on_the_claim(lora_fs: LoraFs, root: Path) -> None:
-    """The CronJob's command runs, and its volume is the replicas'; no Service leads to its pods."""
-    kinds = objects(EVERYTHING)
-    template = kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    ran = lora_fs(*(str(root) if word == "/adapters" else word for word in container["args"]))
-    assert ran.code == 0, ran.err
-    assert container["args"][-2:] == ["--older-than", "48h"]
-    (volume,) = template["spec"]["volumes"]
-    assert volume in pod(kinds)["volumes"]
-    selector = kinds["Deployment"]["spec"]["selector"]["matchLabels"]
-    assert not selector.items() <= template["metadata"]["labels"].items()
-
-
 def test_documents_are_applied_by_a_hook(lora_fs: LoraFs, root: Path, tmp_path: Path) -> None:
     """After an install or an upgrade the Job applies the ConfigMap's files to the replicas' claim."""
     write_adapter(root / "team" / "sql", 1, base="Qwen/Qwen2.5-7B-Instruct")
@@ -786,16 +805,10 @@ def test_without_trust_nothing_is_mounted() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_notes_are_commands_that_run(tmp_path: Path, mode: str) -> None:
     """They name the release's own objects, and the commands in them parse."""
-    chart = shutil.copytree(CHART, tmp_path / "lora-fs")
-    (chart / "templates/NOTES.txt").rename(chart / "NOTES.txt")  # `helm template` does not say the notes
-    (chart / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
-    done = helm(
-        "template", "blue", chart, "--namespace", "ml", "-s", "templates/notes.yaml", given={"mode": mode}
-    )
-    notes = yaml.safe_load(done.stdout)["notes"]
-    assert "deployment/blue" in notes
-    assert "http://blue.ml/v1" in notes
-    for line in notes.splitlines():
+    told = notes({"mode": mode}, tmp_path)
+    assert "deployment/blue" in told
+    assert "http://blue.ml/v1" in told
+    for line in told.splitlines():
         if " -- " in line:
             parse(line.split("lora-fs ", 2)[-1].split())
 

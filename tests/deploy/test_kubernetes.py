@@ -344,9 +344,9 @@ def scraped(deployment: Object) -> list[int]:
     for exposed in (
         port for one in pod.get("initContainers", []) + pod["containers"] for port in one.get("ports", [])
     ):
-        number = known["__meta_kubernetes_pod_container_port_number"] = str(exposed["containerPort"])
+        known["__meta_kubernetes_pod_container_port_name"] = exposed["name"]
         if re.fullmatch(relabel["regex"], ";".join(known[name] for name in relabel["source_labels"])):
-            found.append(int(number))
+            found.append(int(exposed["containerPort"]))
     return found
 
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lora_fs.sidecar.gateway.choice import LOADS, Choice, Reason
+from lora_fs.sidecar.gateway.choice import LOADS, PATIENCE_S, Choice, Reason
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 
 
@@ -102,6 +102,51 @@ def test_waiting_requests_are_told_when_the_last_replica_is_lost() -> None:
     assert waits[0] == Choice(None, Reason.NONE)
 
 
+def test_an_adapter_that_became_resident_meanwhile_waits_behind_no_cold_one() -> None:
+    """Both its request that waits and its next one start at the report, and the cold one waits on."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], 8, clock.now)
+    for number in range(LOADS):
+        asked(router, f"busy{number}")
+    _, cold = asked(router, "cold")
+    _, waits = asked(router, "eager")
+    router.report("r0", ["eager"], 8, clock.now)
+    _, then = asked(router, "eager")
+    assert [one.reason for one in (*waits, *then)] == [Reason.RESIDENT, Reason.RESIDENT]
+    assert (cold, router.waiting) == ([], 1)
+
+
+def test_cold_adapters_load_in_the_order_in_which_they_were_asked_for() -> None:
+    """One that is asked for when a load has grown old does not overtake those that wait."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], 8, clock.now)
+    for number in range(LOADS):
+        asked(router, f"busy{number}")
+    waiting = [asked(router, f"cold{number}")[1] for number in range(LOADS + 1)]
+    clock.now += PATIENCE_S
+    waiting.append(asked(router, "late")[1])
+    assert [bool(choices) for choices in waiting] == [True] * LOADS + [False, False]
+
+
+def test_a_retry_that_must_wait_holds_up_no_other_adapter() -> None:
+    """The one replica that is left for it is full; another request may load at the other one."""
+    router = Router(Clock())
+    for name in ("r0", "r1"):
+        router.report(name, [], 8, 100.0)
+    loads = [asked(router, f"busy{number}")[0] for number in range(2 * LOADS)]
+    peers = {load.peer.name for load in loads if load.peer is not None}
+    assert peers == {"r0", "r1"}
+    free = next(load for load in loads if load.peer is not None and load.peer.name == "r0")
+    retried: list[Choice] = []
+    router.ask(Ticket("retried", retried.append, tried=frozenset({"r0"})))
+    _, other = asked(router, "other")
+    router.answered(free, served=True)
+    assert retried == []
+    assert [(one.peer and one.peer.name, one.reason) for one in other] == [("r0", Reason.COLD)]
+
+
 class Fleet(RuleBasedStateMachine):
     """Requests, answers, reports and losses in any order."""
 
@@ -159,6 +204,12 @@ class Fleet(RuleBasedStateMachine):
             assert not set(peer.loading) & set(peer.resident)
         waiting = sum(ticket.peer is None and not choices for ticket, choices in self.open)
         assert self.router.waiting == waiting
+
+    @invariant()
+    def nobody_waits_for_an_adapter_that_is_there(self) -> None:
+        """What a replica holds or loads, it answers."""
+        waiting = {ticket.adapter for ticket, choices in self.open if ticket.peer is None and not choices}
+        assert not [one for one in waiting if any(peer.holds(one or "") for peer in self.router.peers)]
 
 
 TestFleet = Fleet.TestCase

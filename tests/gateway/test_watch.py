@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -15,13 +18,18 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from lora_fs.demo.process import free_port
-from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.gateway import discovery
 from lora_fs.sidecar.gateway import watch as watching
+from lora_fs.sidecar.gateway.address import checked
 from lora_fs.sidecar.gateway.app import create_gateway
-from lora_fs.sidecar.gateway.discovery import Given
-from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.discovery import Given, Registered
+from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Seen, Watch
+from lora_fs.sidecar.model import ReplicaStatus
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.store.writer import Registry
 
 TRUE: dict[str, Any] = {
     "replica": "r0",
@@ -85,6 +93,108 @@ def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
         await runner.cleanup()
 
     asyncio.run(scenario())
+
+
+def test_a_copy_with_two_names_takes_one_place() -> None:
+    """As ``sql`` and ``sql@v1``: the fleet's view counts it once, and the router's places are names."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(["http://10.0.0.1:1"]), time.monotonic, headers={})
+    seen = watch.seen["http://10.0.0.1:1"] = Seen("http://10.0.0.1:1")
+    names = [f"{name}{revision}" for name in ("sql", "faq") for revision in ("", "@v1")]
+    loaded = {name: {"revision": "v1", "last_used": at} for at, name in enumerate(names)}
+    lora = {"loaded_loras": loaded, "lora_capacity": {"available_slots": 0, "loaded_count": 2}}
+    watch._learn(seen, {**TRUE, "lora": lora}, router._clock())
+    (told,) = view(router, watch, time.monotonic()).replicas
+    assert (told.loaded, told.capacity) == (2, 2)
+    (peer,) = router.peers
+    router.ask(Ticket("new", lambda _: None))
+    assert set(peer.resident) == set(names[1:])
+
+
+WRONG = {
+    "a NUL": "http://r\0x:1",
+    "half a bracket": "http://[::1",
+    "a port": "http://r1:99999",
+    "no scheme": "r1",
+    "length": "http://" + "é" * 70_000 + "/path",
+}
+
+
+@pytest.mark.parametrize("url", WRONG.values(), ids=WRONG)
+def test_a_replica_that_writes_a_wrong_address_disturbs_no_other(url: str, tmp_path: Path) -> None:
+    """It is refused with the reason, which JSON can hold, and the other one is found."""
+    with closing(Registry(tmp_path, create=True)) as registry:
+        for replica, address in (("wrong", url), ("right", "http://10.0.0.1:8001")):
+            status = ReplicaStatus(replica=replica, model="tiny", namespaces=(), url=address)
+            registry.layout.replica(replica).write_bytes(seal(status))
+        found = dict(asyncio.run(Registered(registry.layout, "tiny").find()))
+    assert found.pop("http://10.0.0.1:8001") is None
+    ((told, why),) = found.items()
+    assert why is not None
+    assert "address" in why
+    assert len(told) + len(why) < 2000
+    assert JSONResponse({told: why}).body
+
+
+@pytest.mark.parametrize("host", ["\0", "r\0x", "\ud800", "[\0]"], ids=ascii)
+def test_a_host_that_no_resolver_takes_is_refused(host: str) -> None:
+    """The error says so in words that a log and JSON can hold."""
+    with pytest.raises(InputError, match="the replica's address") as caught:
+        checked(f"http://{host}:8001")
+    assert str(caught.value).encode()
+    found: dict[str, str | None] = {}
+    discovery._add(found, f"http://{host}:8001")
+    assert JSONResponse(found).body
+
+
+@pytest.mark.parametrize("fault", [OSError("odd"), RuntimeError("odd"), ExceptionGroup("odd", [OSError()])])
+def test_a_fault_of_the_gateways_own_ends_no_search_and_no_polling(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and reported; the next look counts."""
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+    monkeypatch.setattr(watching, "FIND_S", 0.01)
+
+    async def scenario() -> None:
+        looked, polled, faults = asyncio.Event(), asyncio.Event(), [fault, fault]
+
+        class Found:
+            async def find(self) -> Mapping[str, str | None]:
+                looked.set()
+                if faults:
+                    raise faults.pop()
+                return {url: None}
+
+        async def metadata(_: web.Request) -> web.Response:
+            polled.set()
+            return web.json_response(TRUE)
+
+        async def until(event: asyncio.Event, holds: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not holds():  # looked at anew each time
+                    event.clear()
+                    await event.wait()
+
+        app = web.Application()
+        app.router.add_get("/metadata", metadata)
+        runner, port = web.AppRunner(app), free_port()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        url, router = f"http://127.0.0.1:{port}", Router(time.monotonic)
+        watch = Watch(router, Found(), time.monotonic, headers={})
+        async with aiohttp.ClientSession() as session, watch.running(session):
+            await until(looked, lambda: "odd" in watch.problem)
+            await until(looked, lambda: not watch.problem)
+            await until(polled, lambda: len(router.peers) == 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(router, "report", Mock(side_effect=fault))
+                await until(polled, lambda: not router.peers)
+                assert "odd" in watch.seen[url].why
+            await until(polled, lambda: len(router.peers) == 1)
+        await runner.cleanup()
+
+    asyncio.run(scenario())
+    assert [record.exc_info is not None for record in caplog.records if "odd" in record.message][:1] == [True]
 
 
 def test_a_name_that_is_none_is_unknown_for_now() -> None:

@@ -205,6 +205,50 @@ def test_a_rule_says_what_to_do(rule: dict[str, Any]) -> None:
         assert (ROOT / page).exists()
 
 
+def calls(expression: object) -> Iterator[promql_parser.Call]:
+    """Every call of a function in a parsed expression."""
+    if isinstance(expression, promql_parser.Call):
+        yield expression
+    for name in ("expr", "lhs", "rhs", "param"):
+        inner = getattr(expression, name, None)
+        if isinstance(inner, promql_parser.Expr):
+            yield from calls(inner)
+    for argument in getattr(expression, "args", None) or ():
+        yield from calls(argument)
+
+
+@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
+def test_a_quantile_is_of_one_histogram(title: str, expression: str) -> None:
+    """The sum of two histograms' buckets counts each load twice: it is no distribution of any time."""
+    for call in calls(promql_parser.parse(expression)):
+        if call.func.name == "histogram_quantile":
+            assert len({one.name for one in selectors(call)}) == 1, expression
+
+
+def test_slow_loads_say_which_step() -> None:
+    """One alert for the copy and one for the engine's load, each with what the summary calls it."""
+    (rule,) = (one for one in RULES if one["alert"] == "LoraFsSlowLoads")
+    made = [one for one in calls(promql_parser.parse(rule["expr"])) if one.func.name == "label_replace"]
+    steps = {next(selectors(one)).name: [argument.val for argument in one.args[1:3]] for one in made}
+    assert steps == {
+        "lora_fs_stage_seconds_bucket": ["step", "copy"],
+        "lora_fs_load_seconds_bucket": ["step", "load"],
+    }
+    assert "one {{ $labels.step }} in ten takes more than 10 s" in rule["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_summary_names_labels_that_the_rule_keeps(rule: dict[str, Any]) -> None:
+    """A label that the expression drops is empty in the message."""
+    grouped = re.findall(r"by \(([^)]*)\)", rule["expr"])
+    kept = {word for group in grouped for word in re.split(r",\s*", group)}
+    parsed = promql_parser.parse(rule["expr"])
+    kept |= {one.args[1].val for one in calls(parsed) if one.func.name == "label_replace"}
+    series = {label for one in selectors(parsed) for label in SERVED[one.name or ""]}
+    named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+    assert named <= (kept if grouped else series | FROM_PROMETHEUS)
+
+
 def test_panels_do_not_overlap() -> None:
     """Each has its own place on the grid of 24 columns."""
     taken: set[tuple[int, int]] = set()

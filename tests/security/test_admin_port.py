@@ -15,13 +15,15 @@ CHANGES = {
     "/v1/unload_lora_adapter": {"lora_name": "x"},
     "/v1/loras": {"lora_name": "x", "source": {"uri": "file:///x"}},
     "/adapters": {"name": "x", "src": "/x"},
+    "/pause": {},
+    "/resume": {},
 }
 READS = ("/", "/metrics", "/readyz", "/v1/dashboard", "/dashboard/app.js", "/v1/events", "/v1/lora_adapters")
 
 
 def test_operations(root: Path, tmp_path: Path) -> None:
-    """With `LORA_FS_ADMIN_PORT` that port alone answers the calls that change something, the dashboard,
-    `/metrics` and `/readyz`. It answers no inference."""
+    """With `LORA_FS_ADMIN_PORT` that port alone answers the calls that change or pause something, the
+    dashboard, `/metrics` and `/readyz`. It answers no inference."""
     admin_port = free_port()
     process = start_sidecar(
         "sidecar",

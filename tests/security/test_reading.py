@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def names(http: httpx.Client, headers: dict[str, str] | None = None) -> set[str]
     ours = {one["name"] for one in http.get("/v1/lora_adapters", headers=headers).json()["data"]}
     dynamo = {one["lora_id"] for one in http.get("/v1/list_lora_adapters", headers=headers).json()["loras"]}
     ids = set(http.get("/v1/loras", headers=headers).json()["loras"])
-    loaded = set(http.get("/metadata", headers=headers).json()["lora"]["loaded_loras"])
+    metadata = http.get("/metadata", headers=headers)
+    loaded = set(metadata.json()["lora"]["loaded_loras"])
     events = {"/".join(one["key"][::3]) for one in http.get("/v1/events", headers=headers).json()["data"]}
     one_by_one = {
         name
@@ -36,7 +38,18 @@ def names(http: httpx.Client, headers: dict[str, str] | None = None) -> set[str]
         if http.get(f"/v1/models/{name}", headers=headers).status_code == 200
     }
     assert cards == ours == dynamo == ids == loaded == events == one_by_one
+    for hidden in {"team-a/sql", "team-b/law"} - cards:  # in any field: a name, or a part of one
+        assert not {hidden, *hidden.split("/")} & words(metadata.json())
     return cards
+
+
+def words(told: object) -> set[str]:
+    """Every text in a JSON document, and each part of one between slashes and at signs."""
+    if isinstance(told, dict):
+        return set[str]().union(*(words(one) for pair in told.items() for one in pair))
+    if isinstance(told, list):
+        return set[str]().union(*map(words, told))
+    return {told, *re.split("[/@]", told)} if isinstance(told, str) else set()
 
 
 def test_lists(sidecar: Sidecar, token_file: Path) -> None:
@@ -141,6 +154,10 @@ def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url:
     def listed(headers: dict[str, str]) -> set[str]:
         return {card["id"] for card in http.get("/v1/models", headers=headers).json()["data"]} - {"tiny"}
 
+    def in_metadata(headers: dict[str, str]) -> set[str]:
+        told = words(http.get("/metadata", headers=headers).json())
+        return told & {one for name in (*hidden, by_bytes) for one in (name, name.rpartition("/")[2])}
+
     with tenants(tmp_path, Admin(token_file, ("-",)), held, "another-stage", engine_url) as http:
         assert any(http.get("/readyz").status_code == 200 for _ in range(2_000))
         for withdrawn in (False, True):
@@ -149,6 +166,9 @@ def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url:
                 http.post("/v1/unload_lora_adapter", json=body, headers=admitted).raise_for_status()
             for headers in ({}, bearer("the-engines-key"), bearer(CI_A)):
                 assert listed(headers) == {"static"}
+                assert in_metadata(headers) == set()
+                told = http.get("/metadata", headers=headers).json()["model"]["served_names"]
+                assert told == ["tiny", "static"]
                 for ask in (used, shown):
                     asked = (*hidden, by_bytes, "team-b/nothing")
                     answers = [(name, ask(http, name, headers)) for name in asked]

@@ -47,13 +47,13 @@ LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
 EVERY: Final = "*"
 NOBODY: Final = "-"
 NO_TOKENS: Final = (
-    "this replica has no token file, and answers no call that changes adapters: give it one "
-    "(--token-file or LORA_FS_TOKEN_FILE), or use the command line on the volume; a development machine "
+    "this replica has no token file, and answers no call that changes adapters: start the sidecar with "
+    "--token-file or LORA_FS_TOKEN_FILE, or use the command line on the volume; a development machine "
     "may start it with --insecure (LORA_FS_INSECURE=1)"
 )
 FROM_AFAR: Final = (
     "this replica runs with --insecure: only callers on its own machine, with no proxy between, may change "
-    "adapters; give it a token file (--token-file or LORA_FS_TOKEN_FILE) to let others"
+    "adapters; to let others, start the sidecar with --token-file or LORA_FS_TOKEN_FILE"
 )
 
 

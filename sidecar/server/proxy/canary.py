@@ -12,15 +12,19 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
 from lora_fs.sidecar.model import public_of
+from lora_fs.sidecar.server.proxy.headers import text_of
 
 _MODEL = re.compile(rb'("model": ?")([^"\\]+)"')
 _NAMED = ("application/json", "text/event-stream")
 
 
 def user_of(headers: Headers, header: str | None, said: object) -> str | None:
-    """The user for a canary: by the header that the settings name, else the body's ``user``."""
+    """The user for a canary: by the header that the settings name, else the body's ``user``.
+
+    One user is the same text in UTF-8, in ISO 8859-1 and in the body, whichever hop reads it.
+    """
     given = headers.get(header) if header is not None else None
-    return given or (said if isinstance(said, str) and said else None)
+    return (given and text_of(given.encode("latin-1"))) or (said if isinstance(said, str) and said else None)
 
 
 def counted(send: Send, count: Callable[[int], None]) -> Send:

@@ -11,7 +11,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -34,11 +34,12 @@ from lora_fs.sidecar.server.pauses import BASE, Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, counted, user_of
-from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward, written
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
 PLAIN_S = 5.0  # for a page of the engine's own
+PLAIN_CONNECTIONS = 4  # for those pages, beside the requests': a busy engine answers its scrapes
 MOST_PLAIN = 16 << 20  # bytes of it
 _STORED = "/v1/responses/"  # vLLM may keep an answer, for later calls by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
@@ -88,13 +89,14 @@ class Proxy:
         self._hold_timeout_s = hold_timeout_s
         self._upstream = upstream
         self.session: aiohttp.ClientSession | None = None
+        self._plain: aiohttp.ClientSession | None = None
         self.pauses = Pauses()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the connections to the engine inside the block."""
-        async with connected(self._upstream) as session:
-            self.session = session
+        plain = replace(self._upstream, connections=PLAIN_CONNECTIONS)
+        async with connected(self._upstream) as self.session, connected(plain) as self._plain:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,9 +203,9 @@ class Proxy:
         Raises:
             aiohttp.ClientError: it did not answer. TimeoutError: not in ``PLAIN_S``.
         """
-        assert self.session is not None, "the app's lifespan opens it by running()"
+        assert self._plain is not None, "the app's lifespan opens it by running()"
         url, headers = f"{self._engine_url}{path}?{query}", dict(self._key_header)
-        async with asyncio.timeout(PLAIN_S), self.session.get(url, headers=headers) as answer:
+        async with asyncio.timeout(PLAIN_S), self._plain.get(url, headers=headers) as answer:
             body = await answer.content.read(MOST_PLAIN)
             while len(body) < MOST_PLAIN and (more := await answer.content.read(MOST_PLAIN - len(body))):
                 body += more
@@ -211,7 +213,7 @@ class Proxy:
 
     async def engine_metrics(self) -> str | None:
         """Ask for the engine's own series. None: it does not answer, has none, or too many."""
-        if self.session is None:
+        if self._plain is None:
             return None  # the app does not run yet
         try:
             status, body, _ = await self.asked_plainly("/metrics", "")
@@ -232,9 +234,7 @@ class Proxy:
         path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
         passed = appended(onward(scope["headers"], coded=through is None), scope)
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in passed
-        ] + self._key_header
+        headers = written(passed) + self._key_header
         size = sum(map(len, body))
         if size > SMALL_BYTES:
             headers.append(("content-length", str(size)))

@@ -66,6 +66,22 @@ def backward(headers: Iterable[Raw]) -> list[Raw]:
     return [(name, value) for low, name, value in lowered if low not in dropped and not low.startswith(_CORS)]
 
 
+def written(headers: Iterable[Raw]) -> list[tuple[str, str]]:
+    """Return headers as the HTTP client takes them, which writes them in UTF-8."""
+    return [(name.decode("latin-1"), text_of(value)) for name, value in headers]
+
+
+def text_of(value: bytes) -> str:
+    """Decode a header's value: UTF-8, or else ISO 8859-1, which was HTTP's.
+
+    A value in UTF-8 goes on unchanged. Another one goes on as the same text in UTF-8.
+    """
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def _named(headers: Iterable[Raw]) -> frozenset[bytes]:
     """Return what ``Connection`` says is this hop's alone."""
     lists = (value for name, value in headers if name.lower() == b"connection")

@@ -37,9 +37,10 @@ from lora_fs.sidecar.server.bodies import (
     ReadinessBody,
     ServedModel,
 )
-from lora_fs.sidecar.server.middleware.access import ALL, Admin
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import AGAIN
+from lora_fs.sidecar.server.pauses import Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.routes.engine_series import merged
 
@@ -175,13 +176,17 @@ def router(
     admin: Admin,
     trail: Trail | None = None,
     engine_metrics: Callable[[], Awaitable[str | None]] | None = None,
+    *,
+    pauses: Pauses | None = None,
+    admin_port: int | None = None,
 ) -> APIRouter:
     """The sidecar's routes.
 
     Args:
         engine_metrics: asks for the text of the engine's own series; None where there is none.
+        pauses, admin_port: see ``discovery``.
     """
-    routes = discovery(replica, admin)
+    routes = discovery(replica, admin, pauses=pauses, admin_port=admin_port)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
     registry.register(Revisions(replica))
@@ -202,8 +207,15 @@ def router(
     return routes
 
 
-def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
-    """Readiness and the service-discovery document, which a vLLM has none of."""
+def discovery(
+    replica: ReplicaPort, admin: Admin, *, pauses: Pauses | None = None, admin_port: int | None = None
+) -> APIRouter:
+    """Readiness and the service-discovery document, which a vLLM has none of.
+
+    Args:
+        pauses: of the proxy; None: there is no proxy, and nothing pauses.
+        admin_port: the one port that answers operations; None: every port does.
+    """
     routes = APIRouter(tags=["operations"])
 
     @routes.get(
@@ -223,41 +235,61 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     @routes.get("/metadata", summary="What this replica has, for service discovery")
     async def metadata(request: Request) -> Metadata:
         sight = await admin.sight(request.headers)
-        residency, capacity = replica.residency(), replica.capacity()
-        catalog, listings = replica.catalog().served, replica.catalog().source.listings
+        listings, figures = replica.catalog().source.listings, replica.figures()
         scopes = (Scope(namespace, replica.model) for namespace in replica.namespaces if namespace in sight)
         known = ((scope, listings.get(scope, ScopeListing())) for scope in scopes)
-        loaded = {
-            name: LoadedLora(
-                base_model=catalog[name].record.spec.base_model,
-                namespace=catalog[name].record.namespace,
-                revision=catalog[name].record.revision,
-                digest=catalog[name].record.spec.digest,
-                memory_usage=catalog[name].record.spec.size_bytes,
-                last_used=time.time() - held["idle_s"],
-                in_flight=held["in_flight"],
-            )
-            for name, held in residency.items()
-            if name in catalog and catalog[name].record.namespace in sight
-        }
-        free = max(0, capacity - len(residency)) if capacity is not None and sight == ALL else None
-        figures = replica.figures()
-        of_a_batch = figures.get("max_loras")
-        max_loras = None if of_a_batch is None else int(of_a_batch)
-        served_names = [str(card["id"]) for card in replica.base_cards()]
-        slots = LoraCapacity(max_loras=max_loras, loaded_count=len(loaded), available_slots=free)
         return Metadata(
-            model=ServedModel(name=replica.model, served_names=served_names),
+            model=ServedModel(name=replica.model, served_names=_served_names(replica)),
             replica=replica.replica_id,
             namespaces=[scope.namespace for scope, listed in known if listed.revisions or listed.pointers],
             ready=replica.readiness().ready,
             version=__version__,
             engine_version=replica.engine_version,
             queue=_queue(figures) if sight == ALL else None,
-            lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
+            paused=pauses.named(sight) if pauses is not None else [],
+            admin_port=admin_port,
+            lora=_lora(replica, figures, sight),
         )
 
     return routes
+
+
+def _served_names(replica: ReplicaPort) -> list[str]:
+    """List what the engine serves by itself to everybody. Its other adapters may be a tenant's."""
+    names = [str(card["id"]) for card in replica.base_cards()]
+    return [name for name in names if replica.kept_to(name) is None]
+
+
+def _lora(replica: ReplicaPort, figures: Mapping[str, float], sight: Sight) -> LoraMetadata:
+    """Describe the adapters in the engine that a caller may read, and how many more it may load."""
+    residency, catalog, capacity = replica.residency(), replica.catalog(), replica.capacity()
+    loaded: dict[str, LoadedLora] = {}
+    count = 0
+    for name, held in residency.items():
+        # A copy that serves the plain name may serve ``name@revision`` as well: no second one is loaded.
+        found = {one: catalog.find(one) for one in (name, str(held["engine_name"]))}
+        readable = {
+            one: served.record
+            for one, served in found.items()
+            if served is not None and served.record.namespace in sight
+        }
+        count += bool(readable) or sight == ALL  # an adapter that was withdrawn and drains has no record
+        for one, record in readable.items():
+            loaded[one] = LoadedLora(
+                base_model=record.spec.base_model,
+                namespace=record.namespace,
+                revision=record.revision,
+                digest=record.spec.digest,
+                memory_usage=record.spec.size_bytes,
+                last_used=time.time() - held["idle_s"],
+                in_flight=held["in_flight"],
+            )
+    free = max(0, capacity - count) if capacity is not None and sight == ALL else None
+    max_loras = figures.get("max_loras")
+    slots = LoraCapacity(
+        max_loras=None if max_loras is None else int(max_loras), loaded_count=count, available_slots=free
+    )
+    return LoraMetadata(loaded_loras=loaded, lora_capacity=slots)
 
 
 def _queue(figures: Mapping[str, float]) -> EngineQueue | None:

@@ -147,6 +147,11 @@ seccompProfile:
 {{- if eq .Values.mode "plugin" }}8000{{ else }}8001{{ end -}}
 {{- end -}}
 
+{{- /* The name of the port that probes and Prometheus ask: with sidecar.adminPort the other one answers neither. */ -}}
+{{- define "lora-fs.operations" -}}
+{{- if .Values.sidecar.adminPort }}admin{{ else }}http{{ end -}}
+{{- end -}}
+
 {{- /* How long the engine goes on with requests: less 10 s before it is told, and 20 s to end after them. */ -}}
 {{- define "lora-fs.shutdownTimeout" -}}
 {{- sub (int .Values.terminationGracePeriodSeconds) 30 -}}
@@ -160,6 +165,9 @@ seccompProfile:
   value: {{ .Values.model | quote }}
 - name: LORA_FS_NAMESPACES
   value: {{ join "," .Values.namespaces | quote }}
+# Where commands work that somebody types in the pod.
+- name: LORA_FS_NAMESPACE
+  value: {{ first .Values.namespaces | quote }}
 - name: LORA_FS_STAGE_DIR
   value: /stage
 - name: LORA_FS_STAGE_MAX_BYTES

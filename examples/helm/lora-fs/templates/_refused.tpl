@@ -25,6 +25,19 @@
 {{- if and $v.trust.files (not (hasKey $v.trust.files "trust.yaml")) -}}
 {{- fail "trust.files has no trust.yaml: that is the file that names who may sign" -}}
 {{- end -}}
+{{- range $v.sidecar.env -}}
+{{- if eq (toString .name) "LORA_FS_ADMIN_PORT" -}}
+{{- fail "sidecar.env sets LORA_FS_ADMIN_PORT, which probes, Services and the NetworkPolicy do not follow: set sidecar.adminPort" -}}
+{{- end -}}
+{{- end -}}
+{{- with $v.sidecar.adminPort -}}
+{{- if eq $v.mode "plugin" -}}
+{{- fail "sidecar.adminPort does not go with mode plugin: vLLM's port is the only one there; set it to null" -}}
+{{- end -}}
+{{- if has (int .) (list 8000 8001) -}}
+{{- fail (printf "sidecar.adminPort (%v) is taken in the pod, by vLLM (8000) or by requests (8001): set another one, as 8002" .) -}}
+{{- end -}}
+{{- end -}}
 {{- range $engine.args -}}
 {{- if hasPrefix "--shutdown-timeout=" . -}}
 {{- $given := trimPrefix "--shutdown-timeout=" . | int -}}

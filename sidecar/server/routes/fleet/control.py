@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, NotFound, WaitTimeout
-from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.access import Admin, Sight
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
@@ -36,7 +36,9 @@ class PauseBody(BaseModel):
     """The adapters that pause now."""
 
     status: Literal["paused", "resumed"] = Field(description="What was done")
-    paused: list[str] = Field(description="`namespace/name` of each paused adapter; `*` for all requests")
+    paused: list[str] = Field(
+        description="`namespace/name` of each paused adapter that the caller may read; `*` for all requests"
+    )
 
 
 def router(
@@ -69,19 +71,18 @@ def router(
             raise NotFound(f"no namespace of {name[:200]!r} is served here")
         return namespace, name.rpartition("/")[2]
 
-    def said(status: Literal["paused", "resumed"]) -> PauseBody:
-        names = ["*" if key == ALL else "/".join(key) for key in pauses.paused]
-        return PauseBody(status=status, paused=names)
-
     @asynccontextmanager
-    async def admitted(request: Request, act: str, name: str | None) -> AsyncIterator[None]:
-        """Admit a caller who may register in the adapter's namespace; without a name, in every served one."""
+    async def admitted(request: Request, act: str, name: str | None) -> AsyncIterator[Sight]:
+        """Admit a caller who may register in the adapter's namespace; without a name, in every served one.
+
+        Yields what the caller may read.
+        """
         served = replica.namespaces
         first, *others = served if name is None else (namespace_of(name, served),)
         async with calls.admitted(request, Verb.REGISTER, name or "*", namespace=first, act=act):
             for namespace in others:
                 await admin.admit(request, Verb.REGISTER, namespace)
-            yield
+            yield await admin.sight(request.headers)
 
     async def quiet(key: Key) -> None:
         try:
@@ -95,7 +96,7 @@ def router(
 
     @routes.post("/pause", summary="Let new requests wait, all or those for one adapter", responses=ERRORS)
     async def pause(request: Request, mode: Mode = "keep", lora_name: LoraName = None) -> PauseBody:
-        async with admitted(request, "pause", lora_name):
+        async with admitted(request, "pause", lora_name) as sight:
             if mode == "abort":
                 raise InputError("no request is aborted here: pause with mode=keep or mode=wait")
             key = key_of(lora_name)
@@ -105,13 +106,13 @@ def router(
             pauses.pause(key)
             if mode == "wait":
                 await quiet(key)
-            return said("paused")
+            return PauseBody(status="paused", paused=pauses.named(sight, key))
 
     @routes.post("/resume", summary="Let them go on: all, or those for one adapter", responses=ERRORS)
     async def resume(request: Request, lora_name: LoraName = None) -> PauseBody:
-        async with admitted(request, "resume", lora_name):
+        async with admitted(request, "resume", lora_name) as sight:
             pauses.resume(key_of(lora_name))
-            return said("resumed")
+            return PauseBody(status="resumed", paused=pauses.named(sight))
 
     @routes.get(
         "/server_info", summary="The engine's configuration, in its development mode", responses=ERRORS

@@ -1,0 +1,1 @@
+"""Parts of calls that concern every replica: asking them all, pauses, and comparing configurations."""

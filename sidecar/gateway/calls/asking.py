@@ -1,0 +1,182 @@
+"""Ask replicas, one or all of them, and make one answer of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.gateway.watch import Watch
+
+MARGIN_S: Final = 10.0  # over what a replica itself waits
+
+Headers = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A replica's answer.
+
+    Attributes:
+        status: 0: the replica took no connection. 504, and not ``has_answered``: it may have the call.
+    """
+
+    replica: str
+    status: int
+    body: bytes
+    headers: Headers
+    has_answered: bool = True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the replica did the call."""
+        return 200 <= self.status < 300
+
+    @property
+    def why(self) -> str:
+        """Return what it says of a failure."""
+        try:
+            told = json.loads(self.body)
+            error = told.get("error", told)
+            why = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+        except (ValueError, AttributeError):
+            why = self.body.decode(errors="replace")
+        return (
+            f"replica {self.replica} answered {self.status}: {why[:500]}" if self.has_answered else why[:500]
+        )
+
+
+class Asking:
+    """Ask the replicas of a watch.
+
+    Args:
+        hold_timeout_s: how long a replica waits for a load.
+
+    Attributes:
+        session: opened by the app.
+    """
+
+    def __init__(self, watch: Watch, *, hold_timeout_s: float) -> None:
+        self.watch = watch
+        self._timeout_s = hold_timeout_s + MARGIN_S
+        self.session: aiohttp.ClientSession | None = None
+
+    def ready(self) -> list[str]:
+        """List the ready replicas, by id. Raises TemporaryError: there is none."""
+        ready = sorted(self.watch.ready)
+        if not ready:
+            raise TemporaryError("no replica is ready")
+        return ready
+
+    def refused(self, told: Sequence[Said]) -> list[Said]:
+        """Return what failed, but for replicas that are gone: those load at a request once they are back."""
+        return [one for one in told if not one.is_done and (one.status or one.replica in self.watch.ready)]
+
+    async def first(self, path: str, body: Any, headers: Headers) -> tuple[str, list[str], Said]:
+        """Ask one replica; another one only where the first took no connection."""
+        ready = self.ready()
+        for one in ready:
+            said = await self.one(one, "POST", path, body, headers)
+            if said.status:
+                return one, [other for other in ready if other != one], said
+        raise TemporaryError(f"no replica took the call: {said.why}")
+
+    async def all(
+        self,
+        replicas: Sequence[str],
+        method: str,
+        path: str,
+        body: Any,
+        headers: Headers,
+        timeout_s: float | None = None,
+    ) -> list[Said]:
+        """Ask replicas at the same time."""
+        return await asyncio.gather(
+            *(self.one(one, method, path, body, headers, timeout_s) for one in replicas)
+        )
+
+    async def one(
+        self,
+        replica: str,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Headers,
+        timeout_s: float | None = None,
+    ) -> Said:
+        """Ask a replica that was in once.
+
+        Args:
+            timeout_s: None: as long as a load may take.
+        """
+        url = self.watch.url_of(replica)
+        said = await self.at(url, replica, method, path, body, headers, timeout_s)
+        if not said.status:
+            self.watch.not_reached(replica, said.why)
+        return said
+
+    async def at(
+        self,
+        url: str,
+        replica: str,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Headers,
+        timeout_s: float | None = None,
+    ) -> Said:
+        """Ask the replica at a URL, whether it is in or not."""
+        assert self.session is not None, "the app's lifespan opens it"
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            async with self.session.request(
+                method,
+                url + path.removesuffix("?"),
+                json=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                text = await answer.read()
+                return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
+        except aiohttp.ClientConnectorError as error:
+            why = f"replica {replica} takes no connection: {error}"
+            return Said(replica, 0, why.encode(), {}, has_answered=False)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            what = str(error) or type(error).__name__
+            why = f"replica {replica} did not answer: {what}"
+            return Said(replica, 504, why.encode(), {}, has_answered=False)
+
+
+def as_it_is(said: Said) -> Response:
+    """Pass one replica's answer on."""
+    kept = {name: said.headers[name] for name in ("retry-after", "www-authenticate") if name in said.headers}
+    return Response(said.body, said.status, kept, media_type=said.headers.get("content-type"))
+
+
+def together(told: Sequence[Said], **more: Any) -> Response:
+    """Answer with what each replica said, and with ``more``."""
+    return JSONResponse({"replicas": {one.replica: read(one) for one in told}, **more})
+
+
+def read(said: Said) -> Any:
+    """Return the JSON of an answer, or its text."""
+    try:
+        return json.loads(said.body)
+    except (ValueError, RecursionError):
+        return said.body.decode(errors="replace")
+
+
+def failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTTPException:
+    """Return the error that says who refused and why, and whether what others did was undone."""
+    left = [one.why for one in undone if not one.is_done]
+    outcome = outcome if not left else f"undoing it failed, too: {'; '.join(left)}"
+    status = refused[0].status or 503
+    return HTTPException(status, f"{'; '.join(one.why for one in refused)}; {outcome}")
