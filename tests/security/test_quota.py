@@ -94,7 +94,7 @@ def test_rate(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> No
 def test_changes_of_settings_are_no_registrations(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:
-    """Policies and labels change as often as somebody likes; bytes that come back count again."""
+    """Changes of policies and labels do not count as registrations. Bytes that come back count again."""
     allow(registry, registrations_per_minute=3)
     put(registry, scope, make_adapter())
     for number in range(4):
