@@ -208,7 +208,7 @@ def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
     router = Router(lambda: 10.0)
     watch = Watch(router, Given(()), lambda: 10.0, headers={})
     router.report("r0", ["a", "b"], 4, 9.0)
-    said: dict[str, Any] = {"answered_at": 9.5, "queue": (3, 5)}
+    said: dict[str, Any] = {"answered_at": 9.5, "queue": (3, 5), "loaded": 2, "capacity": 4}
     watch.seen["http://10.0.0.1:8001"] = Seen("http://10.0.0.1:8001", "r0", "", **said)
     watch.seen["http://10.0.0.2:8001"] = Seen("http://10.0.0.2:8001", "r1", "it is not ready", **said)
     watch.seen["http://10.0.0.3:8001"] = Seen("http://10.0.0.3:8001")
