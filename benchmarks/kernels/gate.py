@@ -12,6 +12,9 @@ from lora_fs.kernels.segments import Plan
 from lora_fs.kernels.weights.layout import Layer, Packed
 
 EPSILON = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+# Peers that round the product to y's type before they add it. Source: ``do_expand_kernel`` of vLLM 0.32, and
+# ``chunked_sgmv_expand`` of SGLang 0.5.23.
+ROUND_THE_PRODUCT = frozenset({"vllm", "csgmv", "csgmv tuned"})
 
 
 def times_tolerance(

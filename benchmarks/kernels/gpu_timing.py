@@ -53,7 +53,7 @@ def checked(
             refused[name] = call
             continue
         try:
-            rounds_product = name in peers.ROUND_THE_PRODUCT
+            rounds_product = name in gate.ROUND_THE_PRODUCT
             errors[name] = check(work, call, twice=name == "ours", rounds_product=rounds_product)
         except Exception as error:
             # A peer that breaks on a case is told; the rest is measured.

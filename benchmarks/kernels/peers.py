@@ -32,10 +32,6 @@ MOST_COPIES = 256
 LARGE_BYTES = 256 << 20
 LARGE_COPIES_BYTES = 8 << 30
 
-# Round the product to y's type before they add it. Source: ``do_expand_kernel`` of vLLM 0.32, and
-# ``chunked_sgmv_expand`` of SGLang 0.5.23.
-ROUND_THE_PRODUCT = frozenset({"vllm", "csgmv", "csgmv tuned"})
-
 # Adds the product of one layer copy to its y.
 Call = Callable[[int], None]
 Configs = tuple[Shrink, Expand]

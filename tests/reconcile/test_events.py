@@ -58,7 +58,7 @@ def told_of(phase: Phase, name: str) -> AdapterStatus:
 
 
 def test_a_report_has_room_whatever_waits() -> None:
-    """Twelve thousand eager adapters of which few fit: what is loaded is told, and the report is written."""
+    """Of twelve thousand eager adapters few fit: the report is written, and names all that are loaded."""
     told = {f"w{number:05d}": told_of(Phase.PENDING, f"w{number:05d}") for number in range(12_000)}
     told |= {f"f{number}": told_of(Phase.FAILED, f"f{number}") for number in range(3)}
     told |= {f"r{number}": told_of(Phase.READY, f"r{number}") for number in range(8)}
