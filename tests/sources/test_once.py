@@ -321,6 +321,19 @@ def test_waiting_is_bounded(
     assert asked[-1] == pytest.approx(60, abs=fetch_cache.ASK_AGAIN_S)
 
 
+def test_a_volume_that_takes_no_lockfile_is_fetched_to(
+    lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else fetches it, so nobody is waited for."""
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "2")
+    assert lora_fs("register", "other", str(adapter)).code == 0
+    shutil.rmtree(root / ".leases")
+    (root / ".leases").touch()
+    ran = lora_fs("register", "sql", web.put("/sql.tar", tar_of(adapter)))
+    assert ran.code == 0, ran.err
+    assert left_in(root) == []
+
+
 class Slow:
     """A source that a package adds."""
 

@@ -133,7 +133,7 @@ def fetched(
 def _turn(path: Path, folder: Path, uri: str, wait_s: float, waiting: Told) -> Iterator[None]:
     deadline = time.monotonic() + wait_s
     stack = ExitStack()
-    while not stack.enter_context(lease(path, wait_s=ASK_AGAIN_S)):
+    while stack.enter_context(lease(path, wait_s=ASK_AGAIN_S)).is_anothers:
         stack.close()
         if time.monotonic() >= deadline:
             raise WaitTimeout(
