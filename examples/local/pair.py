@@ -15,7 +15,7 @@ from lora_fs.demo.replica import Replica
 from lora_fs.demo.volume import Volume
 from lora_fs.demo.waiting import wait_until
 
-_LISTED_LIMIT_S = 15.0
+_LISTED_LIMIT_S = 60.0
 
 Kind = TypeVar("Kind", bound=Replica)
 

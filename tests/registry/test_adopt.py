@@ -17,7 +17,7 @@ from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.drops import adopt, seen, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
-from lora_fs.sidecar.registry.drops.candidates import Candidate
+from lora_fs.sidecar.registry.drops.candidates import COPIED_S, Candidate
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -77,8 +77,11 @@ def test_a_half_copied_folder_waits(site: Site) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     assert site.step() == {}
-    assert site.step(100) == {}
+    assert site.step(COPIED_S - 1) == {}
     assert site.refusal()
+    assert site.adopter.waiting(), "the copy may go on"
+    assert site.step(1) == {}
+    assert not site.adopter.waiting()
     weights.write_bytes(whole)
     assert site.step(0.1) == {}
     assert site.adopter.waiting()
@@ -779,7 +782,9 @@ def test_an_update_under_way_is_not_adopted(site: Site, part: str) -> None:
         assert site.generation() == 1
         assert site.refusal().startswith("Unfinished: ")
         assert part in site.refusal()
-        assert not site.adopter.waiting()
+        assert site.adopter.waiting()
+    assert site.step(COPIED_S) == {"dropped": "v1"}
+    assert not site.adopter.waiting()
     left.unlink()
     site.settle()
     assert site.generation() == 2

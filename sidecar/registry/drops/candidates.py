@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # after the volume, or another replica at work, stopped an adoption
 QUOTA_RETRY_S = 30.0  # after the namespace's quota did
+COPIED_S = 60.0  # after its last change, a refused folder may still be half of a copy
 UNFINISHED = (
     f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
     f"a day. If it is your own folder, remove {REGISTERING} from it"
@@ -52,6 +53,11 @@ class Candidate:
     momentary: bool = False  # the volume failed: try again without a look at every folder
     not_before: float = 0.0
     replaces: int | None = None  # the pointer's generation when an adoption began that did not end
+
+    def is_open(self, now: float) -> bool:
+        """Whether it settles, waits for the volume, or changed so lately that it may be half of a copy."""
+        changed_lately = bool(self.fingerprint) and now - self.still_since < COPIED_S
+        return self.refused is None or self.momentary or changed_lately
 
 
 class Candidates(dict[Key, Candidate], Generic[Key]):
@@ -110,9 +116,8 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         return {key: one.refused for key, one in self.copy().items() if one.refused}
 
     def due(self, now: float) -> bool:
-        """Whether a candidate settles, or its retry is due."""
-        open_ones = (one for one in self.values() if one.refused is None or one.momentary)
-        return any(one.not_before <= now for one in open_ones)
+        """Whether an open candidate waits for a look."""
+        return any(one.not_before <= now for one in self.values() if one.is_open(now))
 
     def failed(self, key: Key, candidate: Candidate, error: LoraFsError, now: float) -> Literal[False]:
         """Keep why the registration failed, and retry if the reason may pass."""
@@ -129,6 +134,8 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         """Keep why it is refused: until its files change, or ``retried`` at each look at all folders."""
         self._keep(key, candidate, why, "folder %s is not adopted: %s", "adoption.refused")
         candidate.retried, candidate.momentary = retried, False
+        if not retried:
+            candidate.not_before = 0.0  # only other files help, and those are looked for
         return False
 
     def retry(self, key: Key, candidate: Candidate, why: str | Exception, now: float) -> Literal[False]:
