@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Scope
 
 from lora_fs.sidecar.errors import InputError, TemporaryError, TooLarge
-from lora_fs.sidecar.gateway.calls.asking import Asking, Headers, Said, as_it_is, failed, read
+from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Headers, Said, as_it_is, failed, read
 from lora_fs.sidecar.gateway.calls.configuration import CONFIG, common, difference
 from lora_fs.sidecar.gateway.calls.pauses import Pauses
 from lora_fs.sidecar.gateway.forward import VIA, check_site
@@ -94,7 +94,8 @@ class Broadcast:
         for the body, and does nothing.
         """
         headers = self._passed(request)
-        known = await self._asking.one(self._asking.ready()[0], "POST", path, None, headers, ADMIT_S)
+        asked = Call("POST", path, headers, timeout_s=ADMIT_S)
+        known = await self._asking.one(self._asking.ready()[0], asked)
         if known.status in (401, 403):
             return as_it_is(known)
         try:
@@ -106,9 +107,9 @@ class Broadcast:
     @asynccontextmanager
     async def _hinted(self, name: str, headers: Headers) -> AsyncIterator[None]:
         """Let the other replicas load what ``name`` serves next, beside the first one. No answer counts."""
-        path, body = "/v1/lora_adapters/next", {"lora_name": name}
+        call = Call("POST", "/v1/lora_adapters/next", headers, {"lora_name": name})
         hints = [
-            asyncio.create_task(self._asking.one(one, "POST", path, body, headers), name=f"hint {one}")
+            asyncio.create_task(self._asking.one(one, call), name=f"hint {one}")
             for one in self._asking.ready()[1:]
         ]
         try:
@@ -120,7 +121,7 @@ class Broadcast:
 
     async def _load(self, path: str, body: dict[str, Any], headers: Headers) -> Response:
         async with self._hinted(body["lora_name"], headers):
-            first, others, said = await self._asking.first(path, body, headers)
+            first, others, said = await self._asking.first(Call("POST", path, headers, body))
             return await self._loaded_by(first, others, said, headers)
 
     async def _loaded_by(self, first: str, others: Sequence[str], said: Said, headers: Headers) -> Response:
@@ -131,7 +132,9 @@ class Broadcast:
         path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
         told = [said]
         if said.is_done:
-            told += await self._asking.all(others, "POST", f"{path}/load", {"revision": revision}, headers)
+            told += await self._asking.all(
+                others, Call("POST", f"{path}/load", headers, {"revision": revision})
+            )
         if not (refused := self._asking.refused(told)):
             return as_it_is(said)
         undone = await self._undo([first, *others], path, made, headers)
@@ -141,9 +144,9 @@ class Broadcast:
         """Take back what a load wrote, by the first replica that takes the call: they share the registry."""
         said = Said("", 0, f"replica {replicas[0]} did not say what it wrote".encode(), {}, False)
         if made is not None:
-            body = json.loads(made)
+            call = Call("POST", f"{path}/undo", headers, json.loads(made))
             for one in replicas:
-                said = await self._asking.one(one, "POST", f"{path}/undo", body, headers)
+                said = await self._asking.one(one, call)
                 if said.status:
                     break
         return said
@@ -151,7 +154,7 @@ class Broadcast:
     async def _unload(self, path: str, body: dict[str, Any], headers: Headers) -> Response:
         # Whose list of a replica's adapters shows this one: afterwards an empty list could mean either.
         viewers = [(one, await self._namespaces(one)) for one in (headers, self._watch.headers)]
-        _, others, said = await self._asking.first(path, body, headers)
+        _, others, said = await self._asking.first(Call("POST", path, headers, body))
         if not said.is_done or not others:
             return as_it_is(said)
         name, pause_s = _unregistered(said, body), LOOK_S
@@ -174,13 +177,14 @@ class Broadcast:
 
     async def _namespaces(self, headers: Headers) -> list[str]:
         """List the namespaces with adapters whose names ``headers`` let one read."""
-        said = await self._asking.one(self._asking.ready()[0], "GET", "/metadata", None, headers, ADMIT_S)
+        call = Call("GET", "/metadata", headers, timeout_s=ADMIT_S)
+        said = await self._asking.one(self._asking.ready()[0], call)
         told = read(said) if said.is_done else None
         return [str(one) for one in told.get("namespaces", ())] if isinstance(told, dict) else []
 
     async def _have(self, name: str, replicas: Sequence[str], headers: Headers) -> list[str]:
         """Return the replicas that still have an adapter; one that does not say counts as one."""
-        listed = await self._asking.all(replicas, "GET", "/v1/list_lora_adapters", None, headers)
+        listed = await self._asking.all(replicas, Call("GET", "/v1/list_lora_adapters", headers))
         return [
             one.replica
             for one in listed
@@ -190,8 +194,8 @@ class Broadcast:
 
     async def server_info(self, request: Request) -> Response:
         """The configuration that all engines share. 409 where they differ."""
-        path = f"/server_info?{request.url.query}"
-        told = await self._asking.all(self._asking.ready(), "GET", path, None, self._passed(request))
+        call = Call("GET", f"/server_info?{request.url.query}", self._passed(request))
+        told = await self._asking.all(self._asking.ready(), call)
         if refused := self._asking.refused(told):
             raise failed(refused, (), "the engines' configuration is unknown")
         infos = [_info(one) for one in told]

@@ -53,6 +53,22 @@ class Said:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to ask a replica.
+
+    Attributes:
+        path: with the query. body: sent as JSON; None: no body.
+        timeout_s: None: as long as a load may take.
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    body: Any = None
+    timeout_s: float | None = None
+
+
 class Asking:
     """Ask the replicas of a watch.
 
@@ -79,69 +95,37 @@ class Asking:
         """Return what failed, but for replicas that are gone: those load at a request once they are back."""
         return [one for one in told if not one.is_done and (one.status or one.replica in self.watch.ready)]
 
-    async def first(self, path: str, body: Any, headers: Headers) -> tuple[str, list[str], Said]:
+    async def first(self, call: Call) -> tuple[str, list[str], Said]:
         """Ask one replica; another one only where the first took no connection."""
         ready = self.ready()
         for one in ready:
-            said = await self.one(one, "POST", path, body, headers)
+            said = await self.one(one, call)
             if said.status:
                 return one, [other for other in ready if other != one], said
         raise TemporaryError(f"no replica took the call: {said.why}")
 
-    async def all(
-        self,
-        replicas: Sequence[str],
-        method: str,
-        path: str,
-        body: Any,
-        headers: Headers,
-        timeout_s: float | None = None,
-    ) -> list[Said]:
+    async def all(self, replicas: Sequence[str], call: Call) -> list[Said]:
         """Ask replicas at the same time."""
-        return await asyncio.gather(
-            *(self.one(one, method, path, body, headers, timeout_s) for one in replicas)
-        )
+        return await asyncio.gather(*(self.one(one, call) for one in replicas))
 
-    async def one(
-        self,
-        replica: str,
-        method: str,
-        path: str,
-        body: Any,
-        headers: Headers,
-        timeout_s: float | None = None,
-    ) -> Said:
-        """Ask a replica that was in once.
-
-        Args:
-            timeout_s: None: as long as a load may take.
-        """
-        url = self.watch.url_of(replica)
-        said = await self.at(url, replica, method, path, body, headers, timeout_s)
+    async def one(self, replica: str, call: Call) -> Said:
+        """Ask a replica that was in once."""
+        said = await self.at(self.watch.url_of(replica), replica, call)
         if not said.status:
             self.watch.not_reached(replica, said.why)
         return said
 
-    async def at(
-        self,
-        url: str,
-        replica: str,
-        method: str,
-        path: str,
-        body: Any,
-        headers: Headers,
-        timeout_s: float | None = None,
-    ) -> Said:
+    async def at(self, url: str, replica: str, call: Call) -> Said:
         """Ask the replica at a URL, whether it is in or not."""
         assert self.session is not None, "the app's lifespan opens it"
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s if timeout_s is None else timeout_s)
+        seconds = self._timeout_s if call.timeout_s is None else call.timeout_s
         try:
             async with self.session.request(
-                method,
-                url + path.removesuffix("?"),
-                json=body,
-                headers=headers,
-                timeout=timeout,
+                call.method,
+                url + call.path.removesuffix("?"),
+                json=call.body,
+                headers=call.headers,
+                timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as answer:
                 text = await answer.read()

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lora_fs.sidecar.gateway.calls.asking import Asking, Headers, Said, failed, read, together
+from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Headers, Said, failed, read, together
 from lora_fs.sidecar.logs import event
 
 KEEP_S: Final = 3600.0
@@ -94,7 +94,7 @@ class Pauses:
         self._under_way += 1
         try:
             path = f"/pause?{request.url.query}"
-            told = await self._asking.all(self._asking.ready(), "POST", path, None, headers)
+            told = await self._asking.all(self._asking.ready(), Call("POST", path, headers))
         finally:
             self._under_way -= 1
         refused = self._asking.refused(told)
@@ -107,7 +107,8 @@ class Pauses:
     async def resume(self, request: Request, headers: Headers) -> Response:
         """Resume every replica: now, or once it answers. Asks each one, whatever another one answers."""
         key, path = request.query_params.get("lora_name", ALL), f"/resume?{request.url.query}"
-        told = await self._asking.all(self._asking.ready(), "POST", path, None, headers, RESUME_S)
+        call = Call("POST", path, headers, timeout_s=RESUME_S)
+        told = await self._asking.all(self._asking.ready(), call)
         done = [one for one in told if one.is_done]
         if done:
             self._keep(key, path, headers, done)
@@ -140,7 +141,8 @@ class Pauses:
         if await self._is_paused_again(key, resume):
             resume.is_void_at(url)
             return
-        said = await self._asking.at(url, name, "POST", resume.path, None, resume.headers, RESUME_S)
+        call = Call("POST", resume.path, resume.headers, timeout_s=RESUME_S)
+        said = await self._asking.at(url, name, call)
         now, told = asyncio.get_running_loop().time(), event("gateway.resumed", url=url)
         if not said.has_answered:
             raise TimeoutError(said.why)
@@ -158,9 +160,8 @@ class Pauses:
         took = [
             one for one in self._watch.ready if self._watch.url_of(one) in resume.done - resume.late.keys()
         ]
-        told = await self._asking.all(
-            sorted(took)[:WITNESSES], "GET", "/metadata", None, resume.headers, LOOK_S
-        )
+        look = Call("GET", "/metadata", resume.headers, timeout_s=LOOK_S)
+        told = await self._asking.all(sorted(took)[:WITNESSES], look)
         return any(_is_paused(key, read(one)) for one in told if one.is_done)
 
     def _is_resumed_since(self, key: str, began: int) -> bool:
@@ -173,7 +174,7 @@ class Pauses:
     ) -> NoReturn:
         path = "/resume" + ("?" + urlencode({"lora_name": key}) if key != ALL else "")
         paused = [one.replica for one in told if one.is_done]
-        undone = await self._asking.all(paused, "POST", path, None, headers, RESUME_S)
+        undone = await self._asking.all(paused, Call("POST", path, headers, timeout_s=RESUME_S))
         late = [one.replica for one in told if one.status and not one.has_answered]
         late += [one.replica for one in undone if not one.has_answered]
         outcome = "no replica is paused"
