@@ -137,7 +137,7 @@ class EngineFarm:
         }
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
-        pid = int(self._receive(timeout_s=10)["pid"])
+        pid = int(self._receive(timeout_s=60)["pid"])
         return self._own(Process(name, pid, log, f"http://127.0.0.1:{port}"))
 
     def start_by_command(

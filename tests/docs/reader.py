@@ -37,7 +37,7 @@ from tests.server.conftest import serving
 
 MODEL = "Qwen/Qwen2.5-7B"
 TOKEN = "a-readers-own-4711"
-FOLLOWS_S = 10.0
+FOLLOWS_S = 20.0
 SIDECAR = 8001  # where a page's curl finds one, started if the page has not
 # What the pages' commands find in the reader's folder: name → seed; equal seeds are equal bytes.
 ADAPTERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3, "guard-lora": 4, "my-adapter": 5}

@@ -170,13 +170,13 @@ def test_what_is_written_waits_for_no_adoption(
         looking.join(5)
     assert told.wait(20)
     assert len(volume.desired.records) == 1
-    wait_until("it does not count as stalled", lambda: volume.conditions() == (), timeout_s=10)
+    wait_until("it does not count as stalled", lambda: volume.conditions() == (), timeout_s=60)
     go.set()
     watcher.join()
     wait_until(
         "nothing follows any more",
         lambda: not any(thread.name == "lora-fs-volume-head" for thread in threading.enumerate()),
-        timeout_s=10,
+        timeout_s=60,
     )
 
 

@@ -26,7 +26,7 @@ from tests.registry.faults import fail
 from tests.registry.test_operations import put, served
 
 HOUR_S, YEAR_S = 3600.0, 365 * 24 * 3600.0
-BOUND_S = 20.0
+BOUND_S = 60.0
 NAMES = ["adapter_config.json", "adapter_model.safetensors"]
 
 
