@@ -69,6 +69,25 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+def test_a_namespace_that_requires_evaluations(site: Site) -> None:
+    """Each state of a folder is a revision, and none serves by itself. All go with the folder."""
+    bounds = {"namespace": SCOPE.namespace, "writer": "t", "updated_at": ""}
+    site.registry.accounts.write(Quota.model_validate({**bounds, "require_evaluation": "pass_rate>=0.9"}))
+
+    def present() -> list[str]:
+        return sorted(one.revision for one in site.view.desired.records.values() if one.present)
+
+    for seed in range(2):
+        write_adapter(site.store / "a", seed=seed)
+        assert site.rounds() == []
+    assert present() == ["v1", "v2"]
+    assert [one.conditions() for one in site.replicas] == [(), ()]
+    write_adapter(site.store / "b")
+    shutil.rmtree(site.store / "a")
+    site.rounds()
+    assert {one.name for one in site.view.desired.records.values() if one.present} == {"b"}
+
+
 def test_a_store_is_served_as_it_lies_there(site: Site) -> None:
     """Its folders are names; each is registered once, whoever looks, and nothing is written to it."""
     for number in range(3):

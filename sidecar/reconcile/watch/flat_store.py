@@ -4,7 +4,8 @@ A folder there is an adapter of its name. A replica registers one that held stil
 whose files changed becomes the name's next revision. One that is missing in two looks withdraws its name, if
 what the name serves came from here. If it comes back, even unchanged, it is registered again. Otherwise the
 replica that has the lease registers each state of a folder once, so people's promotions and withdrawals stay.
-A store that does not list, or lists nothing, is unknown and not empty.
+In a namespace that requires evaluations it activates none of them. A store that does not list, or lists
+nothing, is unknown and not empty.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lora_fs.sidecar.registry.drops.candidates import Candidates
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.amend import amend
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
 from lora_fs.sidecar.registry.volume.atomic import real_path
@@ -118,8 +120,9 @@ class FlatStore:
         for name, folder in folders.items():
             changed |= self._consider(name, folder, records.get(name, []))
         self._let_go({name: some for name, some in records.items() if name not in folders})
-        served = {name for _, name, record in desired.active() if record in records.get(name, ())}
-        return self._withdraw(served - folders.keys(), len(served)) or changed
+        active = {name: record for scope, name, record in desired.active() if scope == self._scope}
+        ours = {name for name, some in records.items() if _is_ours(active.get(name), some)}
+        return self._withdraw(ours - folders.keys(), len(ours)) or changed
 
     def _consider(self, name: str, folder: Path, records: list[Record]) -> bool:
         now = self._clock()
@@ -142,6 +145,7 @@ class FlatStore:
                 folder.as_uri(),
                 labels={STORE_STATE: sight.fingerprint},
                 again=False,
+                activate=gating.required_gate(self._registry, self._scope.namespace) is None,
                 origin="import",
                 resolved=True,
                 fingerprint=sight.fingerprint,
@@ -196,6 +200,11 @@ class FlatStore:
                 told = event("withdrawal.failed", adapter=name)
                 logger.warning("%s: its folder is gone, it stays registered: %s", name, error, extra=told)
         return bool(twice)
+
+
+def _is_ours(active: Record | None, records: list[Record]) -> bool:
+    """Whether a name goes with its folder: what it serves came from there; or it serves nothing yet."""
+    return active in records if active is not None else any(one.present for one in records)
 
 
 def _is_kept(record: Record) -> bool:
