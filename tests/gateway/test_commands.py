@@ -103,11 +103,13 @@ def test_the_status_at_a_gateway_shows_its_view_of_the_fleet(owned: Stubs, two: 
         assert all(one["version"] == __version__ and one["seen_s"] < ENDS_S for one in told.values())
         assert "a1" not in client.get("/v1/fleet").text
         assert sorted(client.get("/v1/fleet?adapter=a1").json()["order"]) == ["r0", "r1"]
-    code, out, err = ended(command(owned, two, "status"))
+    people = command(owned, two, "status")
+    scripts = command(owned, two, "status", "--exit-code", "-o", "json")
+    code, out, err = ended(people)
     assert code == 0, err
     rows = [line.split() for line in out.partition("GATEWAY")[2].splitlines()[1:]]
     assert [row[:2] for row in rows] == [["r0", "ready"], ["r1", "ejected,"]]
     assert "its last answers all failed" in out
-    code, out, err = ended(command(owned, two, "status", "--exit-code", "-o", "json"))
+    code, out, err = ended(scripts)
     assert (code, "the gateway leaves out: 1" in err) == (1, True), err
     assert [one["state"] for one in json.loads(out)["fleet"]["replicas"]] == ["ready", "ejected"]
