@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from figures import arguments, heading, table
 
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
+from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar.registry.store import marker
 
 DOCUMENT = "---\napiVersion: lora-fs/v1\nkind: LoraAdapter\nmetadata: {name: %s}\nspec: {source: ./%s}\n"
@@ -44,7 +45,7 @@ def main() -> None:
 
         def ran(*words: str) -> float:
             started = time.perf_counter()
-            subprocess.run(["lora-fs", *words, *where], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([LORA_FS, *words, *where], check=True, stdout=subprocess.DEVNULL)
             return time.perf_counter() - started
 
         first = ran("apply", "-f", str(work / "adapters.yaml"))

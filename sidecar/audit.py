@@ -12,19 +12,20 @@ import errno
 import json
 import logging
 import os
-import re
 import stat
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.logs import event, strike
 
 logger = logging.getLogger("lora_fs.audit")
 logger.setLevel(logging.INFO)  # whatever the other loggers do
 
 MAX_TEXT = 1000
-_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # what stands there in a URL is a password
+SETTLED_S = 0.02
 
 
 def line(
@@ -61,7 +62,7 @@ def line(
 def _short(value: object) -> object:
     if isinstance(value, bool | int | float):
         return value
-    text = _CREDENTIALS.sub("://", str(value))
+    text = strike(str(value))
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 
 
@@ -86,7 +87,23 @@ def _append(file: Path, data: bytes) -> None:
     try:
         if stat.S_ISREG(os.fstat(handle).st_mode):
             os.set_blocking(handle, True)
+            data = b"\n" + data if _is_torn(file) else data
         if os.write(handle, data) != len(data):
             raise OSError(errno.ENOSPC, "it took a part of the line only")
     finally:
         os.close(handle)
+
+
+def _is_torn(file: Path) -> bool:
+    """Return whether the last line has no end: its disk was full. The next line must not continue it."""
+    with suppress(OSError):
+        end = _end(file)
+        if end[1] != b"\n":
+            time.sleep(SETTLED_S)  # else another process is in the middle of its write
+            return _end(file) == end
+    return False
+
+
+def _end(file: Path) -> tuple[int, bytes]:
+    with file.open("rb") as written:
+        return written.seek(-1, os.SEEK_END), written.read(1)

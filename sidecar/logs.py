@@ -37,10 +37,18 @@ def event(name: str, **fields: object) -> dict[str, Any]:
 
 
 def strike(text: str, secrets: Collection[str] = ()) -> str:
-    """The text without what is secret or looks like it."""
+    """The text without what is secret or looks like it, and without halves of surrogate pairs.
+
+    They stand for bytes of a file's name that are no UTF-8. Strict readers of JSON refuse a line with one.
+    """
+    text = text.encode(errors="backslashreplace").decode()
     for secret in secrets:
         text = text.replace(secret, STRUCK)
     return _LOOKS_SECRET.sub(_struck, text)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _struck(found: re.Match[str]) -> str:
@@ -48,14 +56,17 @@ def _struck(found: re.Match[str]) -> str:
 
 
 class TextLines(logging.Formatter):
-    """A line for people; only a traceback takes more than one."""
+    """A line for people. A traceback takes more, each of them indented: no error's text looks like a line."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         super().__init__(TEXT)
         self._secrets = secrets
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", super().formatMessage(record))
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {_escaped(line)}" for line in super().formatException(ei).split("\n"))
 
     def format(self, record: logging.LogRecord) -> str:
         return strike(super().format(record), self._secrets)

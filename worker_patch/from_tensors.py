@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def _request(adapter: Adapter, folder: Path) -> LoRARequest:
 
 
 def _load(adapter: Adapter, folder: Path, timeout_s: float, wait_s: float) -> Calls:
-    """Poll until every worker has the adapter. If only some get it, they drop it."""
+    """Poll until every worker has the adapter. If that fails or is cancelled, each worker drops it."""
     until = time.monotonic() + timeout_s
     ask = {
         "id": adapter.identity,
@@ -120,25 +120,26 @@ def _load(adapter: Adapter, folder: Path, timeout_s: float, wait_s: float) -> Ca
         "wait_s": wait_s,
         "passing": True,
     }
-    while True:
-        answers = yield "load", ask
-        states = {answer["state"]: answer["reason"] for answer in answers}
-        if states.keys() == {"ready"}:
-            return
-        error: Exception | None = None
-        if "failed" in states:
-            reason = states["failed"].replace(str(folder), "it")
-            error = EngineRejected(f"the engine cannot load {adapter.public}: {reason}", reason=reason)
-        elif "full" in states:
-            error = NoSpareRoom(
-                f"no room in host memory for {adapter.public}: {states['full']}: unload another"
-            )
-        elif time.monotonic() > until:
-            error = EngineUnavailable(f"the engine has not loaded {adapter.public} in {timeout_s:.0f} s")
-        if error is not None:
+    try:
+        while True:
+            answers = yield "load", ask
+            states = {answer["state"]: answer["reason"] for answer in answers}
+            if states.keys() == {"ready"}:
+                return
+            if "failed" in states:
+                reason = states["failed"].replace(str(folder), "it")
+                raise EngineRejected(f"the engine cannot load {adapter.public}: {reason}", reason=reason)
+            if "full" in states:
+                raise NoSpareRoom(
+                    f"no room in host memory for {adapter.public}: {states['full']}: unload another"
+                )
+            if time.monotonic() > until:
+                raise EngineUnavailable(f"the engine has not loaded {adapter.public} in {timeout_s:.0f} s")
+            ask = {**ask, "again": False, "admit": admission(answers)}
+    except (Exception, asyncio.CancelledError):
+        with suppress(Exception):  # of a dead engine the first error tells more
             yield from _drop(adapter.identity)
-            raise error
-        ask = {**ask, "again": False, "admit": admission(answers)}
+        raise
 
 
 def _drop(identity: int) -> Calls:
@@ -146,22 +147,30 @@ def _drop(identity: int) -> Calls:
 
 
 def _ask(llm: LLM, calls: Calls) -> None:
-    call, ask = next(calls)
-    while True:
-        try:
-            call, ask = calls.send(_checked(llm.collective_rpc(RPC, args=(call, ask))))
-        except StopIteration:
-            return
+    with suppress(StopIteration):
+        call, ask = next(calls)
+        while True:
+            try:
+                answers = _checked(llm.collective_rpc(RPC, args=(call, ask)))
+            except Exception as error:
+                call, ask = calls.throw(error)
+            else:
+                call, ask = calls.send(answers)
 
 
 async def _ask_async(llm: AsyncLLM, calls: Calls) -> None:
-    call, ask = next(calls)
-    while True:
-        try:
-            call, ask = calls.send(_checked(await ask_all(llm, call, ask)))
-        except StopIteration:
-            return
-        await asyncio.sleep(LOOK_S)
+    wait_s = 0.0
+    with suppress(StopIteration):
+        call, ask = next(calls)
+        while True:
+            try:
+                await asyncio.sleep(wait_s)
+                answers = _checked(await ask_all(llm, call, ask))
+            except (Exception, asyncio.CancelledError) as error:
+                call, ask = calls.throw(error)
+            else:
+                call, ask = calls.send(answers)
+            wait_s = LOOK_S
 
 
 def _checked(answers: list[Answer]) -> list[Answer]:

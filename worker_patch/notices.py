@@ -3,6 +3,9 @@
 A datagram to a socket of each API server on the machine. A notice wakes who waits, and a call says what is
 so: a lost notice costs a later look. No server asks a worker all the time: for each call of several workers
 vLLM drains the steps that are under way.
+
+Linux queues 11 datagrams for a socket (``net.unix.max_dgram_qlen``, of each container). An API server that is
+busy for some milliseconds may have more to read: those wait in a thread of the worker, and no step does.
 """
 
 from __future__ import annotations
@@ -14,14 +17,18 @@ import os
 import secrets
 import shutil
 import socket
+import struct
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 4096
+MOST_REASON = 1000  # characters
+MOST_BYTES = 16384  # JSON takes up to 12 bytes for each of them
+PATIENCE_S = 5  # so long a notice waits for a server that does not read; until its next call it gets no other
 
 
 class Notices:
@@ -32,7 +39,8 @@ class Notices:
         self._listeners: dict[str, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         weakref.finalize(self, self._socket.close)
-        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE_S, 0))
+        self._late = ThreadPoolExecutor(1, "lora-fs-notices")
 
     def reach(self, user: str, path: str) -> bool:
         """Send to a user at ``path`` from now on; False if that is no path here, as on another machine."""
@@ -47,16 +55,31 @@ class Notices:
 
     def blank(self, adapter: int, reason: str) -> None:
         """A step ran an adapter without its weights."""
-        self._send({"blank": adapter, "reason": reason[:1000]})
+        self._send({"blank": adapter, "reason": reason[:MOST_REASON]})
 
     def _send(self, said: dict[str, object]) -> None:
+        notice = json.dumps(said).encode()
         for user, path in list(self._listeners.items()):
-            try:
-                self._socket.sendto(json.dumps(said).encode(), path)
-            except (FileNotFoundError, ConnectionRefusedError):  # that server is gone
-                self._listeners.pop(user, None)
-            except OSError as error:
-                logger.warning("an API server was not notified, and looks again later: %r", error)
+            if not self._sent(notice, user, path, socket.MSG_DONTWAIT):
+                with suppress(RuntimeError):  # this process ends, or has no thread left
+                    self._late.submit(self._send_late, notice, user, path)
+
+    def _send_late(self, notice: bytes, user: str, path: str) -> None:
+        if self._listeners.get(user) == path and not self._sent(notice, user, path):
+            logger.warning("API server %s has read no notice for %d s, and looks later", user, PATIENCE_S)
+            self._listeners.pop(user, None)
+
+    def _sent(self, notice: bytes, user: str, path: str, flags: int = 0) -> bool:
+        """Send it, or log why that cannot be; False if the server has too much to read."""
+        try:
+            self._socket.sendto(notice, flags, path)
+        except BlockingIOError:
+            return False
+        except (FileNotFoundError, ConnectionRefusedError):  # that server is gone
+            self._listeners.pop(user, None)
+        except OSError as error:
+            logger.warning("an API server was not notified, and looks again later: %r", error)
+        return True
 
 
 End = tuple[str, str]  # of a load: its number, and the worker's name
@@ -83,12 +106,17 @@ class Waiting:
 
 
 class Listener:
-    """An API server's side; its loop reads. ``blank``: called with an adapter and a reason."""
+    """An API server's side; its loop reads.
 
-    def __init__(self, blank: Callable[[int, str], None]) -> None:
+    Args:
+        blank: called with an adapter and a reason.
+        beside: the folder in which to make the socket's own; None: the system's temporary one.
+    """
+
+    def __init__(self, blank: Callable[[int, str], None], beside: str | None = None) -> None:
         self._blank = blank
         self._waiting: dict[int, list[Waiting]] = {}
-        folder = tempfile.mkdtemp(prefix="lora-fs-notices-")  # which only this user may enter
+        folder = tempfile.mkdtemp(prefix="lora-fs-notices-", dir=beside)  # which only this user may enter
         self.path = os.path.join(folder, "socket")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         weakref.finalize(self, _end, self._socket, folder)  # with its loop, or at the end of the process

@@ -228,6 +228,7 @@ def _reason_to_unload(entry: Resident) -> str | None:
         return "Withdrawn: unregistered"
     if not entry.current and not entry.unknown:
         return "Superseded: the name serves another revision"
-    if entry.policy.kind is PolicyKind.LAZY and entry.idle_s >= entry.policy.ttl_s:
+    is_idle = not entry.in_flight and entry.idle_s >= entry.policy.ttl_s
+    if is_idle and entry.policy.kind is PolicyKind.LAZY:
         return f"Idle: no request for {entry.policy.ttl_s} s"
     return None

@@ -230,6 +230,9 @@ class Reconciler:
             return
         self._pin_problem = self._subjects.pin_problem(self.capacity())
         resident = self.resident()
+        for entry in resident:  # loaded by an earlier process, or by a call that was given up
+            if entry.current and entry.wanted is not None:
+                self._residents.records.setdefault(entry.name, entry.wanted)
         self._engine.prefer({entry.name: entry.policy for entry in resident})
         limits = self._limits
         decided = plan.decide(resident, self._subjects.absent(), self._residents.limit, limits.weights)
@@ -278,6 +281,8 @@ class Reconciler:
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
         restarted, residents.lost = self._problem is not None or residents.lost, False
+        if restarted:
+            residents.try_again()
         self._to_ask = self._to_ask or restarted
         self._to_ask_version = self._to_ask_version or restarted or not residents.paths
         if self._to_ask_version:

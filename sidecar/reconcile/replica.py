@@ -223,11 +223,17 @@ class Replica:
         try:
             async with asyncio.timeout(self._limits.hold_timeout_s):
                 await self.reconcile()
-                while self._residents.has_public(lora_name) and self.lookup(lora_name) is None:
+                while self._has_withdrawn(lora_name):
                     await self._loop.changed()
         except TimeoutError as error:
             why = "its last requests are still draining here, or the engine has not unloaded it"
             raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
+
+    def _has_withdrawn(self, lora_name: str) -> bool:
+        """Whether the engine still has what was withdrawn with a name: every revision of a plain one."""
+        plain = lora_name.partition("@")[0]
+        left = [one for one in self._residents.revisions_of(plain) if self.lookup(one) is None]
+        return bool(left) if lora_name == plain else any(one in (plain, lora_name) for one in left)
 
     def engine_failed(self, problem: str | None) -> None:
         self._loop.engine_failed(problem)
@@ -279,5 +285,9 @@ class Replica:
             return record is not None and record.present
 
         self._residents.usage.keep_only(present, written)
+        if written:
+            self._stager.trusted.keep_only(self.names.digests())
+            if self._effect is not None:
+                self._effect.keep_only(self.names.digests())
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
         self._since.keep_only(lambda name: self.lookup(name) is not None, changed)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.cli.adapters import stepping
-from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, RevisionUsage, Scope
+from lora_fs.sidecar.model import AdapterStatus, Phase, Quota, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 from lora_fs.sidecar.model.gates import parse
 from lora_fs.sidecar.reconcile.status_file import HEARTBEAT_S
@@ -374,3 +374,31 @@ def during(when: Callable[[], bool], then: Callable[[], None]) -> Iterator[None]
         yield
     finally:
         thread.join()
+
+
+def test_a_damaged_quotas_gate_does_not_end_unsaid(root: Path, lora_fs: LoraFs) -> None:
+    """Three bounds replace a damaged quota; whether evaluations are required has to be said, too."""
+    assert lora_fs("quota", "--require-evaluation", GATE).code == 0
+    path = root / "default" / ".quota.json"
+    path.write_text("{")
+    bounds = ("quota", "--adapters", "5", "--bytes", "none", "--per-minute", "none")
+    refused = lora_fs(*bounds)
+    assert refused.code == 1
+    assert "--require-evaluation" in refused.err
+    assert path.read_text() == "{"
+    assert lora_fs(*bounds, "--require-evaluation", GATE).code == 0
+    assert decode(Quota, path.read_bytes()).require_evaluation == GATE
+
+
+def test_a_newer_lora_fs_quota_is_not_replaced(root: Path, lora_fs: LoraFs) -> None:
+    """What a newer lora-fs bounds is no damage: all bounds together do not replace it, ``--remove`` does."""
+    assert lora_fs("quota", "--require-evaluation", GATE).code == 0
+    path = root / "default" / ".quota.json"
+    path.write_bytes(seal({**json.loads(path.read_bytes()), "apiVersion": "lora-fs/v2"}))
+    before = path.read_bytes()
+    bounds = ("--adapters", "5", "--bytes", "none", "--per-minute", "none", "--require-evaluation", "none")
+    refused = lora_fs("quota", *bounds)
+    assert refused.code == 1
+    assert "needs another lora-fs" in refused.err
+    assert path.read_bytes() == before
+    assert lora_fs("quota", "--remove").code == 0

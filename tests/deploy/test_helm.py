@@ -21,6 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from lora_fs.sidecar import __version__
 from lora_fs.sidecar.server.middleware import tokens
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.trust import Trust
@@ -108,6 +109,11 @@ NOTHING: Object = {
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
 }
+ALONE: Object = {
+    "replicas": 1,
+    "strategy": {"maxUnavailable": 1, "maxSurge": 0},
+    "storage": {"accessModes": ["ReadWriteOnce"]},
+}
 NOT_KUBERNETES = {"HTTPRoute", "PodMonitor"}  # of the gateway API and the Prometheus operator: no schema here
 ON_DEMAND = {"HorizontalPodAutoscaler", "Ingress", "CronJob", "ConfigMap", *NOT_KUBERNETES}
 CASES = {"defaults": {}, "everything": EVERYTHING, "nothing": NOTHING}
@@ -173,12 +179,14 @@ def hooks(one: Object) -> str:
     return str((one["metadata"].get("annotations") or {}).get("helm.sh/hook", ""))
 
 
-def notes(given: Object, work: Path) -> str:
-    """What `helm install blue` says at its end."""
+def notes(given: Object, work: Path, *more: str) -> str:
+    """What `helm install blue` says at its end, or with more arguments `helm upgrade`."""
     chart = shutil.copytree(CHART, work / "lora-fs")
     (chart / "templates/NOTES.txt").rename(chart / "NOTES.txt")  # `helm template` does not say the notes
     (chart / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n')
-    done = helm("template", "blue", chart, "--namespace", "ml", "-s", "templates/notes.yaml", given=given)
+    done = helm(
+        "template", "blue", chart, "--namespace", "ml", "-s", "templates/notes.yaml", *more, given=given
+    )
     assert done.returncode == 0, done.stderr
     return str(yaml.safe_load(done.stdout)["notes"])
 
@@ -189,13 +197,22 @@ def pod(kinds: dict[str, Object]) -> Object:
 
 
 @contextmanager
-def cluster(secrets: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Answer as much of the API of a cluster with these secrets as helm's ``lookup`` asks; yield its URL."""
+def cluster(secrets: dict[str, dict[str, str]], jobs: dict[str, Object] | None = None) -> Iterator[str]:
+    """Answer as much of the API of a cluster with these objects as helm's ``lookup`` asks; yield its URL.
+
+    Args:
+        secrets: the data of each. jobs: the status of each.
+    """
     verbs = ["get", "list"]
     pages: dict[str, Object] = {
         "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+        "/apis/batch/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "batch/v1",
+            "resources": [{"name": "jobs", "namespaced": True, "kind": "Job", "verbs": verbs}],
+        },
         "/api/v1": {
             "kind": "APIResourceList",
             "groupVersion": "v1",
@@ -208,6 +225,13 @@ def cluster(secrets: dict[str, dict[str, str]]) -> Iterator[str]:
             "kind": "Secret",
             "metadata": {"name": name, "namespace": "ml"},
             "data": data,
+        }
+    for name, status in (jobs or {}).items():
+        pages[f"/apis/batch/v1/namespaces/ml/jobs/{name}"] = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": "ml"},
+            "status": status,
         }
 
     class Api(BaseHTTPRequestHandler):
@@ -332,6 +356,14 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             "2 replicas cannot mount one ReadWriteOnce",
         ),
         (
+            {"replicas": 1, "storage": {"accessModes": ["ReadWriteOnce"]}},
+            "an upgrade's second pod cannot mount one ReadWriteOnce volume",
+        ),
+        (
+            {"autoscaling": {**EVERYTHING["autoscaling"], "minReplicas": 5}},
+            "autoscaling.minReplicas (5) is over autoscaling.maxReplicas (4)",
+        ),
+        (
             {"engine": {"args": ["--shutdown-timeout=300"]}},
             "does not fit terminationGracePeriodSeconds (120): requests would be cut; set that to 330",
         ),
@@ -364,7 +396,7 @@ def test_the_schema_refuses(given: Object, told: str) -> None:
     "given",
     [
         {"mode": "plugin", "engine": {"maxLoras": 64}},
-        {"replicas": 1, "storage": {"accessModes": ["ReadWriteOnce"]}},
+        ALONE,
         {"terminationGracePeriodSeconds": 330, "engine": {"args": ["--shutdown-timeout=300"]}},
         {"strategy": {"maxSurge": 0, "maxUnavailable": 1}},
         {"auth": {"enabled": False}, "ingress": {"enabled": True, "host": "llm.example"}},  # ADR 0025
@@ -394,17 +426,6 @@ def test_the_schema_knows_every_value() -> None:
         return found
 
     assert names(SCHEMA) - {"global"} == given(VALUES, SCHEMA)
-
-
-def test_every_value_is_explained() -> None:
-    """A comment stands above each, or above the group it begins."""
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    for number, line in enumerate(lines):
-        name = line.strip()
-        if ":" not in line or name.startswith(("#", "-", "requests", "limits", "cpu", "memory", "nvidia")):
-            continue
-        block = lines[max(0, number - 8) : number]
-        assert any(one.strip().startswith("#") for one in block), f"line {number + 1}: {name}"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -572,6 +593,24 @@ def test_the_token_is_where_lora_fs_looks(mode: str, auth: Object) -> None:
     assert {"name": "token", "secret": {"secretName": named}} in spec["volumes"]
 
 
+@pytest.mark.parametrize("claim", [ALONE, {}])
+def test_a_job_runs_where_it_can_mount_the_volume(claim: Object) -> None:
+    """On the replica's node, if the volume is of one node; at zero replicas on any."""
+    features: Object = {"gc": {"enabled": True}, "apply": {"existingConfigMap": "mine"}}
+    found = render(merged(claim, features))
+    jobs = [one["spec"].get("jobTemplate", one)["spec"] for one in found if one["kind"] in {"Job", "CronJob"}]
+    assert len(jobs) == 3
+    replicas = objects(claim)["Deployment"]["spec"]["selector"]
+    for job in jobs:
+        spec = job["template"]["spec"]
+        rules = spec.get("affinity", {}).get("podAffinity", {})
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": replicas}
+        wanted = [{"weight": 100, "podAffinityTerm": term}] if claim else None
+        assert rules.get("preferredDuringSchedulingIgnoredDuringExecution") == wanted
+    for one in found:
+        kubernetes_validate.validate(one, plain.VERSIONS[-1], strict=True)
+
+
 def test_an_installation_has_a_token_of_its_own() -> None:
     """By default registering asks for one that nobody else has and that lora-fs takes."""
     texts = {b64decode(objects({}, release)["Secret"]["data"]["token"]) for release in ("a", "b")}
@@ -619,6 +658,7 @@ def test_everything_reaches_the_pod() -> None:
     assert kinds["NetworkPolicy"]["spec"]["ingress"][0]["from"] == EVERYTHING["networkPolicy"]["from"]
     assert EVERYTHING["networkPolicy"]["egress"][0] in kinds["NetworkPolicy"]["spec"]["egress"]
     assert kinds["PersistentVolumeClaim"]["spec"]["storageClassName"] == "nfs"
+    assert {"name": "stage", "emptyDir": {"sizeLimit": "20Gi", "medium": "Memory"}} in spec["volumes"]
     assert kinds["PersistentVolumeClaim"]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
@@ -700,9 +740,7 @@ def test_replicas_spread_over_nodes() -> None:
     (spread,) = pod(kinds)["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == kinds["Deployment"]["spec"]["selector"]["matchLabels"]
     own = {**spread, "labelSelector": {"matchLabels": {"a": "b"}}}
-    (spread,) = pod(objects({"topologySpreadConstraints": [own]}))["topologySpreadConstraints"]
-    assert not spread.keys() ^ own.keys()
-    assert spread["labelSelector"]["matchLabels"]["a"] == "b"
+    assert pod(objects({"topologySpreadConstraints": [own]}))["topologySpreadConstraints"] == [own]
 
 
 def test_clients_outside_reach_the_models_alone() -> None:
@@ -813,8 +851,58 @@ def test_the_notes_are_commands_that_run(tmp_path: Path, mode: str) -> None:
             parse(line.split("lora-fs ", 2)[-1].split())
 
 
+def test_the_notes_of_pods_that_only_read_write_elsewhere(tmp_path: Path) -> None:
+    """A command in the pod would fail: the volume is mounted read-only there."""
+    told = notes({"storage": {"readOnly": True, "init": "never"}}, tmp_path)
+    commands = [line.strip() for line in told.splitlines() if "lora-fs" in line and line.startswith("  ")]
+    writing = [line for line in commands if not line.startswith("kubectl ")]
+    assert [parse(line.split()[1:]).info_name for line in writing] == ["init", "register"]
+    assert [line for line in commands if line not in writing and not line.endswith(" status")] == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [({"blue-init": {"active": 1}}, True), ({"blue-init": {"succeeded": 1}}, False), ({}, False)],
+)
+def test_an_upgrade_says_that_it_ended_the_job_of_the_registry(
+    tmp_path: Path, jobs: dict[str, Object], told: bool
+) -> None:
+    """As after an install with an image that no node can pull, which an upgrade corrects."""
+    with cluster({}, jobs) as url:
+        said = notes({}, tmp_path, "--is-upgrade", "--dry-run=server", "--kube-apiserver", url)
+    assert ("exec deploy/blue -c lora-fs -- lora-fs init" in said) is told
+    assert ("removed the Job" in said) is told
+
+
 def test_the_chart_is_the_version_that_it_installs() -> None:
     """The image's default tag is the one that the manifests name."""
     image = pod(objects({}))["initContainers"][0]["image"]
-    assert image == plain.SIDECAR["image"]
+    assert image == plain.SIDECAR["image"] == f"lora-fs:{__version__}"
+    assert META["version"] == META["appVersion"] == __version__
     assert META["kubeVersion"].startswith(f">={plain.VERSIONS[0]}")
+
+
+# Of metadata.name: how long, and what, Kubernetes takes. No schema says it.
+NAMES = {
+    "Service": r"(?=.{1,63}$)[a-z]([-a-z0-9]*[a-z0-9])?",
+    "CronJob": r"(?=.{1,52}$)[a-z0-9][-a-z0-9]*[a-z0-9]",
+}
+
+
+@pytest.mark.parametrize("release", ["qwen2.5-7b", "a" * 53, f"{'a' * 48}.b-c"])
+def test_the_cluster_takes_the_names(release: str) -> None:
+    """Of any release whose name helm takes; one name stands wherever an object is meant."""
+    given = merged(EVERYTHING, {"gateway": {"enabled": True}})
+    checked = set()
+    for one in render(given, release):
+        rule = NAMES.get(one["kind"], r"(?=.{1,63}$)[a-z0-9][-a-z0-9]*[a-z0-9]")
+        assert re.fullmatch(rule, one["metadata"]["name"]), one["kind"]
+        checked.add(one["kind"])
+    assert checked >= NAMES.keys()
+
+
+def test_a_release_that_no_service_can_be_named_after_is_refused() -> None:
+    """Before anything is made: a Service begins with a letter."""
+    done = helm("template", "7b-chat", CHART)
+    assert done.returncode == 1
+    assert "the release's name (7b-chat) begins with a digit" in done.stderr

@@ -20,6 +20,7 @@ from tests.deploy.test_helm import (
     CHART,
     EVERYTHING,
     NOT_KUBERNETES,
+    VALUES,
     helm,
     merged,
     notes,
@@ -183,6 +184,7 @@ def test_the_page_and_the_pipeline_name_what_the_chart_makes() -> None:
     (given,) = (one for one in values_of("security.md") if "adminPort" in one.get("sidecar", {}))
     made = named(merged(given, {"gateway": {"enabled": True}}), "vllm")
     job = yaml.safe_load((ROOT / "examples/release/release.yml").read_text())["jobs"]["release"]
+    assert job["env"]["LORA_FS_MODEL"] == VALUES["model"], "a sidecar refuses commands for another model"
     for name, kind in (("LORA_FS_SERVER", "replicas"), ("URL", "gateway")):
         url = urlsplit(job["env"][name])
         service = made["Service", str(url.hostname)]["spec"]

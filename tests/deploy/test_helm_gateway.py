@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import kubernetes_validate
 import pytest
+from starlette.testclient import TestClient
 
+from lora_fs.sidecar.gateway.app import create_gateway
+from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
 from tests.deploy import test_kubernetes as plain
@@ -18,6 +21,12 @@ PORTS = {"sidecar": 8001, "plugin": 8000}
 def named(given: Object) -> dict[tuple[str, str], Object]:
     """What would be applied, by kind and name."""
     return {(one["kind"], one["metadata"]["name"]): one for one in render(given)}
+
+
+def pod(given: Object) -> Object:
+    """The gateway's."""
+    found: Object = named(given)["Deployment", "demo-gateway"]["spec"]["template"]["spec"]
+    return found
 
 
 def labels(deployment: Object) -> Object:
@@ -73,11 +82,49 @@ def test_the_policies_let_the_gateway_through_and_nothing_more(mode: str) -> Non
     (rule,) = gateway["ingress"]
     assert rule["from"] == [peer]
     names, onward = gateway["egress"]
-    assert {one["port"] for one in names["ports"]} == {53}
+    assert {(one["port"], one["protocol"]) for one in names["ports"]} == plain.DNS
+    assert {(one["port"], one["protocol"]) for one in replicas["egress"][0]["ports"]} == {
+        *plain.DNS,
+        (443, "TCP"),
+    }
     assert onward["to"] == [
         {"podSelector": {"matchLabels": found["Service", "demo-replicas"]["spec"]["selector"]}}
     ]
     assert [one["port"] for one in onward["ports"]] == [PORTS[mode]]
+
+
+def test_its_probes_let_it_wait_for_a_replica() -> None:
+    """A gateway without one lives and gets no request; with `readyAtZero` it gets them."""
+    with TestClient(create_gateway(Given(()))) as alone:
+        for at_zero, answers in ((False, (503, 200)), (True, (200, 200))):
+            given = merged(ON, {"gateway": {"readyAtZero": at_zero}})
+            (container,) = pod(given)["containers"]
+            asked = [container[f"{name}Probe"]["httpGet"] for name in ("readiness", "liveness")]
+            assert tuple(alone.get(one["path"]).status_code for one in asked) == answers
+            assert [one["port"] for one in asked] == [port["name"] for port in container["ports"]] * 2
+
+
+@pytest.mark.parametrize("grace_s", [30, 120, 3600])
+def test_a_stop_leaves_streams_their_time(grace_s: int) -> None:
+    """All that its pod has, but for the time in which it leaves the Service and 10 s to end."""
+    spec = pod(merged(ON, {"terminationGracePeriodSeconds": grace_s}))
+    (container,) = spec["containers"]
+    program, leaves_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    told = {one["name"]: one.get("value") for one in container["env"]}
+    assert spec["terminationGracePeriodSeconds"] == grace_s
+    assert int(leaves_s) + int(told["LORA_FS_SHUTDOWN_TIMEOUT_S"]) + 10 == grace_s
+
+
+def test_it_knows_the_names_by_which_clients_reach_it() -> None:
+    """A call without a token through the Ingress gets the replica's 401, not a 403 for its Host."""
+    outside: Object = {
+        "ingress": {"enabled": True, "host": "llm.example"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm2.example"]},
+    }
+    for given, hosts in ((outside, "llm.example,llm2.example"), ({}, None)):
+        told = {one["name"]: one.get("value") for one in pod(merged(ON, given))["containers"][0]["env"]}
+        assert told.get("LORA_FS_ALLOWED_HOSTS") == hosts
 
 
 def test_without_it_nothing_of_it_is_there() -> None:

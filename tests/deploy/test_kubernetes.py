@@ -166,6 +166,18 @@ def test_budget_and_policy_are_of_the_pods() -> None:
     assert check_reached(POD, port["port"]) == SIDECAR_PORT
 
 
+# On OpenShift the DNS Service's pods listen on 5353, and a rule there is of the pods' ports.
+DNS = {(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")}
+
+
+@pytest.mark.parametrize("folder", ["", "plugin/"])
+def test_the_policy_lets_names_and_https_out(folder: str) -> None:
+    """A pod without DNS fetches no model."""
+    (rule,) = read(f"{folder}networkpolicy.yaml")["spec"]["egress"]
+    assert {(one["port"], one["protocol"]) for one in rule["ports"]} == {*DNS, (443, "TCP")}
+    assert "to" not in rule
+
+
 STORAGE = sorted(path.name for path in (FOLDER / "storage").glob("*.yaml"))
 
 

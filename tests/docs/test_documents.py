@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
 from lora_fs.sidecar.trust.trust_file import TrustFile
+from tests.deploy.test_helm import helm
 from tests.docs.blocks import ROOT, Block, told
 
 
@@ -82,16 +83,9 @@ def with_images(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_fit(mark: str, document: dict[str, Any]) -> None:
-    """Helm values: every key is one of the chart's, ``<!-- values: examples/helm -->``."""
-
-    def within(part: Any, whole: Any, path: str) -> None:
-        if isinstance(part, dict) and isinstance(whole, dict) and whole:
-            for key, value in part.items():
-                assert key in whole, f"{path}{key} is no value of the chart"
-                within(value, whole[key], f"{path}{key}.")
-
-    chart = ROOT / mark.removeprefix("values: ")
-    within(document, yaml.safe_load((chart / "values.yaml").read_text()), "")
+    """Helm renders the chart with these values, ``<!-- values: examples/helm/lora-fs -->``."""
+    done = helm("template", "vllm", ROOT / mark.removeprefix("values: "), given=document)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", told("yaml"))
@@ -113,6 +107,15 @@ def test_yaml_is_what_it_is_shown_for(block: Block) -> None:
             whole = manifest(document)
             assert whole is not None, f"{block}: neither an object of Kubernetes nor marked as anything else"
             kubernetes_validate.validate(whole, "1.33", strict=True)
+
+
+@pytest.mark.parametrize(
+    "values", [{"arbitraryUser": "yes"}, {"sidecar": {"adminPort": 8001}}, {"replica": 3}]
+)
+def test_values_that_the_chart_refuses_fail(values: dict[str, Any]) -> None:
+    """A wrong type, one that does not go with others, and a misspelt key."""
+    with pytest.raises(AssertionError, match=next(iter(values))):
+        values_fit("values: examples/helm/lora-fs", values)
 
 
 def test_a_misspelt_fragment_fails() -> None:

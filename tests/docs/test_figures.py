@@ -42,3 +42,10 @@ def test_what_a_sidecar_takes() -> None:
     assert f"About {base} MB and {each} kB an adapter" in values
     scaling = (ROOT / "docs/scaling.md").read_text()
     assert f"[{base} MB and {each} kB an adapter](howto/sizing.md" in scaling
+
+
+def test_a_benchmark_runs_the_command_of_its_own_environment() -> None:
+    """`make bench` names the environment's Python and has its folder not on PATH."""
+    scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")}
+    assert "bench_apply.py" in scripts
+    assert [name for name, text in scripts.items() if re.search(r'\[\s*"lora-fs",', text)] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.logs import JsonLines, TextLines, event
@@ -60,13 +60,27 @@ def test_other_peoples_lines_are_events_too() -> None:
 
 
 @given(st.text(), st.text())
+@example("\udcff", "\ud800")
 def test_a_call_is_one_line(message: str, field: str) -> None:
-    """Whatever is in it: a name with a line break in it forges no second line."""
+    """Whatever is in it: a name with a line break in it forges no second line, and JSON is UTF-8."""
     for formatter in (JsonLines(), TextLines()):
         written = logged(formatter, "%s", message, extra=event("x", field=field))
+        if isinstance(formatter, JsonLines):
+            assert json.dumps(json.loads(written), ensure_ascii=False).encode()
         assert written.count("\n") == 1
         assert "\r" not in written
         assert "\x1b" not in written
+
+
+def test_an_error_forges_no_line() -> None:
+    """A source's answer may stand in a traceback: its lines are indented, and a terminal acts on none."""
+    try:
+        raise ValueError("refused\n2026-11-28 05:00:00,000 INFO lora_fs.audit all is well\x1b[2J")
+    except ValueError:
+        first, *others = logged(TextLines(), "it failed", exc_info=True).splitlines()
+    assert first.endswith("it failed")
+    assert "\x1b" not in "".join(others)
+    assert [line for line in others if not line.startswith("  ")] == []
 
 
 @pytest.mark.parametrize("formatter", [JsonLines([SECRET]), TextLines([SECRET])])

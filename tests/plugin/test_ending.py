@@ -154,17 +154,30 @@ async def test_who_is_cancelled_in_a_call_to_the_engine_ends() -> None:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    """The plugin's routes of a server that has begun to end."""
+def endpoint() -> Endpoint:
+    return Endpoint(fit=True)
+
+
+@pytest.fixture
+async def running(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The plugin's routes of a server."""
     monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path))
     monkeypatch.setenv("LORA_FS_MODEL", "tiny")
-    app, endpoint = FastAPI(), Endpoint(fit=True)
+    app = FastAPI()
     endpoint.attach_router(app)
     ready = Readiness(False, ("EngineUnavailable: it is dead",))
-    endpoint._late.replica = SimpleNamespace(readiness=lambda: ready, namespaces=("default",))  # type: ignore[assignment]
-    endpoint._ending.begin()
+    endpoint._late.replica = SimpleNamespace(readiness=lambda: ready, namespaces=("default",), model="tiny")  # type: ignore[assignment]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
         yield http
+
+
+@pytest.fixture
+async def server(endpoint: Endpoint, running: httpx.AsyncClient) -> httpx.AsyncClient:
+    """One that has begun to end."""
+    endpoint._ending.begin()
+    return running
 
 
 async def test_what_reads_tells_how_it_ends(server: httpx.AsyncClient) -> None:
@@ -173,6 +186,14 @@ async def test_what_reads_tells_how_it_ends(server: httpx.AsyncClient) -> None:
     assert (readyz.status_code, readyz.json()["conditions"]) == (503, ["EngineUnavailable: it is dead"])
     for path in ("/metrics", "/"):
         assert (await server.get(path)).status_code == 200
+
+
+async def test_refused_calls_are_counted(running: httpx.AsyncClient) -> None:
+    """`/metrics` counts a call that another site's page sent, as a sidecar's does."""
+    body, headers = {"lora_name": "a"}, {"Origin": "http://elsewhere"}
+    refused = await running.post("/v1/unload_lora_adapter", json=body, headers=headers)
+    assert refused.status_code == 403
+    assert "lora_fs_refused_calls_total 1.0" in (await running.get("/metrics")).text
 
 
 @pytest.mark.parametrize(

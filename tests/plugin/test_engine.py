@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -634,6 +636,39 @@ async def test_a_worker_without_the_weights_ends_the_answers(site: Site) -> None
         assert site.calls.count("hold") == holds + 1
     never.set()
     await goes_on
+
+
+async def test_a_blank_run_that_no_notice_tells_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look at the worker ends the answer, as where the worker is on another machine."""
+    api, begun = site.api[0], asyncio.Event()
+    await api.load("sql", "/p", record(7))
+    monkeypatch.setattr(site.worker.notices, "reach", lambda user, path: False)
+    site.worker.notices._listeners.clear()
+
+    async def answer() -> None:
+        async with api.answering(api.requests["sql"]):
+            begun.set()
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
+
+    ends = asyncio.create_task(answer())
+    await begun.wait()
+    site.worker._run_blank(7, MemoryError("no memory"), 0.0)
+    assert (await api.loaded()).adapters == {}
+    with pytest.raises(EngineUnavailable, match=r"lost sql: .*no memory"):
+        await ends
+
+
+async def test_a_temporary_folder_of_a_long_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As batch systems make them: the socket is where vLLM has its own."""
+    long = tmp_path / ("job-" + 100 * "x")
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", short)
+        await site.api[0].load("sql", "/p", record(7))
+        assert site.api[0]._listen().path.startswith(short)
 
 
 async def test_adapters_that_one_step_lost_together(site: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 from inspect import signature
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
-from lora_fs.sidecar.errors import EngineRejected, InputError, InvalidAdapter, NoSpareRoom
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InputError, InvalidAdapter, NoSpareRoom
 from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -249,6 +250,54 @@ async def test_an_engine_that_serves_loads_it_beside(make: Make, memory: Path) -
     assert llm.manager.tiers.entries == {}
 
 
+class Ranks(Beside):
+    """Two ranks of one engine; the second is ``slow``, or ``breaks``."""
+
+    def __init__(self, make: Make, budget_bytes: int) -> None:
+        super().__init__(worker(make, budget_bytes), {})
+        self.slow, self.breaks, self.asked = False, False, asyncio.Event()
+        self.second = worker(make, budget_bytes)
+        self._second: Any = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=self.second))
+        self.manager._alone = self.second._alone = False
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> Any:  # type: ignore[override]
+        answers = await super().collective_rpc(method, args)
+        if args[0] == "load" and self.slow:
+            self.asked.set()
+            return [*answers, {"state": "loading", "reason": ""}]
+        if args[0] == "load" and self.breaks:
+            return [*answers, {"error": "no thread is left"}]
+        return [*answers, rpc.answer(self._second, *args)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("why", ["cancelled", "broken on one rank"])
+async def test_a_load_that_nobody_waits_for_any_more_takes_no_room(
+    make: Make, memory: Path, why: str
+) -> None:
+    """Its room is the next one's, on every rank, and its name can be loaded again."""
+    llm: Any = Ranks(make, 1 << 20)
+    request = await load_lora_adapter_from_tensors_async(llm, "policy", tensors(1), CONFIG)
+    size = llm.manager.tiers.used_bytes
+    await unload_lora_adapter_async(llm, request)
+    for manager in (llm.manager, llm.second):
+        manager.tiers.budget_bytes = 3 * size // 2
+    llm.slow, llm.breaks = why == "cancelled", why != "cancelled"
+    load = asyncio.create_task(load_lora_adapter_from_tensors_async(llm, "policy", tensors(2), CONFIG))
+    if llm.slow:
+        await llm.asked.wait()
+        load.cancel()
+    with pytest.raises(asyncio.CancelledError if llm.slow else EngineUnavailable):
+        await load
+    llm.slow = llm.breaks = False
+    for seed in (3, 2):
+        request = await load_lora_adapter_from_tensors_async(llm, "policy", tensors(seed), CONFIG)
+        for manager in (llm.manager, llm.second):
+            assert manager.tiers.entries.keys() == {request.lora_int_id}
+        await unload_lora_adapter_async(llm, request)
+    assert list(memory.iterdir()) == []
+
+
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "root"
@@ -282,6 +331,10 @@ def test_the_volume_is_written_to_for_who_asks(llm: Any, memory: Path, root: Pat
         ({"a": [1.0]}, CONFIG, "no dense torch.Tensor"),
         ({"a": torch.empty(2, device="meta")}, CONFIG, "no dense torch.Tensor"),
         ({"a": torch.ones(2)}, {"r": torch.ones(1)}, "is not JSON"),
+        ({"a": torch.ones(2)}, {("r", 8): 8}, "is not JSON"),
+        ({"a": torch.ones(2)}, {"target_modules": {"q", 1}}, "is not JSON"),
+        ({1: torch.ones(2)}, CONFIG, "no tensors that a safetensors file can hold"),
+        ({"a": torch.ones(2, dtype=torch.complex128)}, CONFIG, "can hold: torch.complex128"),
     ],
 )
 def test_what_is_no_adapter_at_all(llm: Any, memory: Path, made: Any, config: Any, says: str) -> None:

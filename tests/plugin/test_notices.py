@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from lora_fs.worker_patch import notices
 from lora_fs.worker_patch.notices import Listener, Notices
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +57,48 @@ async def test_a_step_without_the_weights_is_heard_of_with_its_reason() -> None:
     worker.blank(7, "no memory" + 5000 * "!")
     adapter, reason = await asyncio.wait_for(heard, FOR_EVER)
     assert (adapter, reason[:9], len(reason)) == (7, "no memory", 1000)
+
+
+async def test_a_reason_in_any_script_is_heard_of() -> None:
+    """JSON takes 12 bytes for each of these characters."""
+    heard = asyncio.get_running_loop().create_future()
+    listener, worker = Listener(lambda *said: heard.set_result(said)), Notices()
+    worker.reach("api", listener.path)
+    worker.blank(7, 2000 * "\N{GRINNING FACE}")
+    assert await asyncio.wait_for(heard, FOR_EVER) == (7, 1000 * "\N{GRINNING FACE}")
+
+
+async def test_a_server_that_is_busy_hears_of_all_later() -> None:
+    """Eight workers notify it between two turns of its loop, of more than the kernel queues for it."""
+    heard, all_of_them = set[int](), asyncio.Event()
+
+    def blank(adapter: int, reason: str) -> None:
+        heard.add(adapter)
+        if len(heard) == 40:
+            all_of_them.set()
+
+    listener, workers = Listener(blank), [Notices() for _ in range(8)]
+    for worker in workers:
+        worker.reach("api", listener.path)
+    for adapter in range(40):
+        workers[adapter % 8].blank(adapter, "no memory")
+    await asyncio.wait_for(all_of_them.wait(), FOR_EVER)
+
+
+async def test_a_server_that_hangs_keeps_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step waits for it, and no end of a worker for long."""
+    monkeypatch.setattr(notices, "PATIENCE_S", 1)
+    listener, hangs, worker = Listener(lambda *said: None), Listener(lambda *said: None), Notices()
+    asyncio.get_running_loop().remove_reader(hangs._socket)
+    assert worker.reach("hangs", hangs.path)
+    assert worker.reach("api", listener.path)
+    with listener.of(7) as waiting:
+        for load in range(100):
+            worker.ended(7, f"api {load}", 10)
+        await waiting.until([(f"api {load}", worker.name) for load in range(100)], FOR_EVER)
+        assert len(waiting.ended) == 100
+    await asyncio.to_thread(worker._late.shutdown)
+    assert worker._listeners == {"api": listener.path}
 
 
 async def test_a_server_that_is_gone_or_elsewhere() -> None:

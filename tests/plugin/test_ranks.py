@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -16,10 +17,11 @@ from lora_fs.worker_patch.api.calls import admission, heard
 from lora_fs.worker_patch.notices import Waiting
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.load.loader import Done
+from lora_fs.worker_patch.worker.slots import steps
 from lora_fs.worker_patch.worker.slots.tiers import Eviction
-from tests.plugin.without_tensors import Worker
+from tests.plugin.without_tensors import Worker, share
 
-IDS = st.integers(1, 6)
+IDS = st.sampled_from([1, 2, 9, 10, 17, 18])  # a set has them in the order in which they came
 USERS = st.sampled_from(["api-0", "api-1"])
 BUDGET = 30
 
@@ -97,6 +99,14 @@ class Ranks(RuleBasedStateMachine):
             return
         self.admit[key] = admission(heard(answer, self.heard[adapter]) for answer in answers)
 
+    @rule(adapter=IDS, user=USERS)
+    def have(self, adapter: int, user: str) -> None:
+        """Load it from begin to end."""
+        for _ in range(2):
+            self.load(adapter, user, BUDGET // 6, more=False, spare=False)
+            for rank in range(len(self.ranks)):
+                self.end_all(rank)
+
     @rule(rank=st.integers(0, 3), adapter=IDS, fails=st.integers(0, 9))
     def end(self, rank: int, adapter: int, fails: int) -> None:
         """One rank's load ends, well or not."""
@@ -131,10 +141,14 @@ class Ranks(RuleBasedStateMachine):
 
     @rule(adapters=st.sets(IDS, min_size=1, max_size=3))
     def step(self, adapters: set[int]) -> None:
-        """Of what the engine has, as the gate lets pass."""
+        """Of what the engine has, as the gate lets pass.
+
+        vLLM gives a set of requests, which each process has in an order of its own: it hashes their names.
+        """
         there = [one for one in sorted(adapters) if one in self.ranks[0].tiers.entries]
-        requests = {LoRARequest(f"a{one}", one, "/") for one in there[: len(self.ranks[0].tiers.slots)]}
+        requests: Any = [LoRARequest(f"a{one}", one, "/") for one in there[: len(self.ranks[0].tiers.slots)]]
         for worker in self.ranks:
+            requests.reverse()
             worker.set_active_adapters(requests, None)
             assert worker.counters["blank_runs"] == 0
 
@@ -156,4 +170,50 @@ class Ranks(RuleBasedStateMachine):
 
 
 TestRanks = Ranks.TestCase
-TestRanks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRanks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def two_ranks() -> list[Worker]:
+    """Ranks with three adapters that a registry's users asked for, and room for no other."""
+    ranks = [Worker(BUDGET, alone=False) for _ in range(2)]
+    for worker in ranks:
+        for adapter in (1, 9, 17):
+            worker._adapter_manager.admit(share(adapter, BUDGET // 3), BUDGET // 3)
+            worker.tiers.entries[adapter].users.add("api")
+    return ranks
+
+
+def evicted(ranks: list[Worker]) -> list[list[int]]:
+    """Those that leave each rank for another adapter, once no step needs any."""
+    for worker in ranks:
+        worker.set_active_adapters(set(), None)
+    return [worker.tiers.admit(33, BUDGET // 3) for worker in ranks]
+
+
+def test_the_order_of_a_set_decides_nothing() -> None:
+    """A process hashes names in its own way, and a set of these ids has them in the order they came."""
+    ranks, requests = two_ranks(), [LoRARequest(f"a{one}", one, "/") for one in (1, 9)]
+    ask = {"id": 17, "user": "api", "sequence": 1}
+    for worker in ranks:
+        in_this_order: Any = requests
+        worker.set_active_adapters(in_this_order, None)
+        requests.reverse()
+        assert rpc.hold(worker, ask) == {"held": True}
+    assert evicted(ranks) == [[1], [1]]
+
+
+def test_a_rank_that_tries_a_blank_adapter_again_uses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks try again by their own clocks; what else the step has was used when the step began."""
+    ranks, now = two_ranks(), [100.0]
+    monkeypatch.setattr(steps, "monotonic", lambda: now[0])
+    requests = {LoRARequest("a1", 1, "/"), LoRARequest("lost", 7, "/gone")}
+    for worker in ranks:
+        worker.broken[7] = "no folder"
+        worker.set_active_adapters(requests, None)
+        for adapter in (9, 17):
+            rpc.hold(worker, {"id": adapter, "user": "api", "sequence": 1})
+            rpc.sync(worker, {"user": "api", "sequence": 2, "holds": [], "policies": {}})
+    for worker in ranks:
+        worker.set_active_adapters(requests, None)
+        now[0] += steps.RETRY_S
+    assert evicted(ranks) == [[1], [1]]

@@ -15,6 +15,7 @@ import pytest
 import vllm
 from vllm.lora import lora_model
 from vllm.lora.layers import BaseLayerWithLoRA, ReplicatedLinearWithLoRA
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.v1.core import kv_cache_utils
 
 from lora_fs.worker_patch.compat import TESTED
@@ -51,6 +52,14 @@ def test_a_function_with_other_parameters_is_told(where: str, monkeypatch: pytes
 
     monkeypatch.setattr(owner, name, changed)
     assert any(f"{path} takes ('self', 'more'), and" in told for told in missing())
+
+
+@pytest.mark.parametrize("what", [7, dict.update, property(lambda self: None)], ids=type)
+def test_what_is_no_function_any_more_is_told(what: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error there would be a traceback, whatever LORA_FS_UNFIT is."""
+    monkeypatch.setattr(LRUCacheWorkerLoRAManager, "add_adapter", what)
+    (told,) = missing()
+    assert told.startswith("LRUCacheWorkerLoRAManager.add_adapter ")
 
 
 @pytest.mark.parametrize(("where", "name"), NAMED, ids=lambda value: value.rpartition(".")[2])

@@ -30,7 +30,7 @@ from lora_fs.sidecar.reconcile import status_file
 from lora_fs.sidecar.reconcile.status import MOST_UNLOADED, bounded
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
-from lora_fs.sidecar.reconcile.telemetry.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
+from lora_fs.sidecar.reconcile.telemetry.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog, News
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -106,7 +106,7 @@ def test_any_history(happened: list[tuple[str, str, AdapterKey | None]]) -> None
         counts = Counter({one: count for one, count in counts.items() if one in kept})
     events = log.events()
     assert len(events) <= KEPT
-    of_one = Counter((event.key[0], event.key[3]) if event.key else None for event in events)
+    of_one = Counter((event.key[0], event.key[3]) if event.key else event.reason for event in events)
     assert max(of_one.values(), default=0) <= KEPT_OF_ONE
     assert {(event.key, event.reason, event.message): event.count for event in events} == counts
     assert [event.last_at for event in events] == sorted(event.last_at for event in events)
@@ -138,6 +138,18 @@ def test_one_that_fails_in_other_words_each_time_leaves_the_others() -> None:
     assert log.events()[0].reason == "Loaded"
     assert len(log.events()) == 1 + KEPT_OF_ONE
     assert {len(event.message) for event in log.events()[1:]} == {MESSAGE_CHARACTERS}
+
+
+def test_one_kind_of_trouble_leaves_the_others() -> None:
+    """A volume full of refused folders washes out no outage of the engine."""
+    log = EventLog()
+    news = News(log)
+    news.troubles(["EngineUnavailable: no engine answers"])
+    news.troubles([f"NotAdopted: default/tiny/v1/a{number}: NotWhole" for number in range(20)])
+    reasons = Counter((event.reason, event.message.partition(":")[0]) for event in log.events())
+    assert reasons["EngineUnavailable", "no engine answers"] == 1
+    assert reasons["EngineUnavailable", "it is over"] == 1
+    assert len(log.events()) == 2 + KEPT_OF_ONE
 
 
 # -- on a replica --------------------------------------------------------------------------------

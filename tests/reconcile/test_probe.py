@@ -74,17 +74,61 @@ def probing(engine: Engine) -> Iterator[EffectProbe]:
         running.cancel()
 
 
+async def turns() -> None:
+    """Let the probe go as far as it goes: it never waits for a clock here."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 async def test_a_neighbour_accuses_nobody() -> None:
     """While an adapter is in use the base model answers as it does: that is no evidence against it."""
     engine = Engine(OTHER)
+    with probing(engine) as probe:
+        probe.look()
+        for _ in range(5):
+            assert await engine.asked.get() is None
+            engine.is_idle = False  # a request came meanwhile
+            await turns()
+            assert (engine.asked.qsize(), engine.base_scores, engine.effects) == (0, {}, {})
+            engine.is_idle = True
+        await engine.effects.known.wait()
+    assert engine.effects == {DIGEST: Effect.SOME}
+
+
+async def test_a_busy_engine_is_not_asked_for_nothing() -> None:
+    """An answer of the base model counts for nothing while an adapter is in use."""
+    engine = Engine(BASE)
     engine.is_idle = False
     with probing(engine) as probe:
         probe.look()
-        assert {await engine.asked.get() for _ in range(20)} == {None}
-        assert engine.effects == {}
-        engine.is_idle = True
-        await engine.effects.known.wait()
-    assert engine.effects == {DIGEST: Effect.SOME}
+        await turns()
+        assert engine.asked.empty()
+
+
+async def test_an_engine_that_becomes_another_one_while_it_is_asked() -> None:
+    """A pass forgets the first answers. The probe asks for all of them again, and ends no more than that."""
+    engine = Engine(OTHER)
+    with probing(engine) as probe:
+        probe.look()
+        while len(engine.base_scores) < len(PROMPTS) - 1:
+            assert await engine.asked.get() is None
+        engine.base_scores.clear()
+        await asyncio.wait_for(engine.effects.known.wait(), 20)
+    assert (engine.effects, len(engine.base_scores)) == ({DIGEST: Effect.SOME}, len(PROMPTS))
+
+
+async def test_nothing_is_kept_of_bytes_that_are_gone() -> None:
+    """Adapters come and go by the thousand, judged and not judged."""
+    engine = Engine(BASE)
+    engine.base_scores = dict.fromkeys(PROMPTS, BASE)
+    engine.is_idle, engine.is_noisy = False, True
+    with probing(engine) as probe:
+        probe.look()
+        await engine.asked.get()
+        assert probe._tries
+        engine.effects["sha256:gone"] = Effect.NONE
+        probe.keep_only(())
+    assert (dict(probe._tries), engine.effects) == ({}, {})
 
 
 @pytest.mark.parametrize(("scores", "found"), [(BASE, Effect.NONE), (OTHER, Effect.SOME)])

@@ -173,6 +173,23 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     assert rig.replica.statuses()["lazy"].phase is Phase.UNLOADED
 
 
+@pytest.mark.parametrize("has_metrics", [True, False])
+async def test_an_adapter_in_use_is_not_idle(make_rig: MakeRig, has_metrics: bool) -> None:
+    """A stream lasts longer than the TTL: the adapter is ready, and nobody says that it leaves."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    await rig.settle()
+    async with rig.replica.hold("sql", 5):
+        rig.engine.has_metrics = has_metrics
+        rig.clock.now += 61
+        await rig.settle()
+        assert {name: one.phase for name, one in rig.replica.statuses().items()} == {"sql": Phase.READY}
+        assert rig.replica.residency()["sql"]["idle_s"] == 0
+    rig.engine.has_metrics = True
+    await rig.settle()
+    assert rig.engine.public() == {"sql"}
+
+
 async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) -> None:
     """An adapter the engine reports busy is neither evicted nor unloaded until it is not."""
     rig = make_rig()

@@ -245,6 +245,24 @@ async def test_an_unload_that_does_not_end_is_waited_for_no_longer_than_bounded(
         await rig.replica.unload_adapter("a", writer="test")
 
 
+async def test_an_unload_waits_for_every_revision(make_rig: MakeRig) -> None:
+    """A client asked for a revision by name: the engine has it until its request ends."""
+    rig = make_rig()
+    rig.volume.put("a")
+
+    async def unregister(lora_name: str, *_: object) -> None:
+        rig.volume.remove(lora_name)
+
+    rig.replica._registrations.unregister = unregister  # type: ignore[assignment]
+    rig.replica._limits = rig.limits.__class__(Policy(), None, resync_s=5, hold_timeout_s=0.05)
+    await rig.settle()
+    async with rig.replica.hold("a@v1", 5):
+        with pytest.raises(WaitTimeout, match="a is withdrawn"):
+            await rig.replica.unload_adapter("a", writer="test")
+    await rig.settle()
+    assert rig.engine.adapters == {}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "gone"),
     [

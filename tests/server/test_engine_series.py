@@ -80,6 +80,13 @@ def test_of_the_gauge_of_adapters_the_latest_series_is_there() -> None:
     ]
 
 
+def test_a_series_that_cannot_be_read_costs_no_other() -> None:
+    """The gauge of adapters keeps the latest one that can be read."""
+    gauge = [f'vllm:lora_requests_info{{running_lora_adapters="{name}"}}' for name in "abc"]
+    text = merged(ours(), f"{gauge[0]} 7.0\n{gauge[1]} torn\n{gauge[2]} 9.0\n")
+    assert [line for line in text.splitlines() if line.startswith("vllm:")] == [f"{gauge[2]} 9.0"]
+
+
 def test_without_an_engine_ours_are_alone_and_a_gauge_says_so() -> None:
     """An engine that does not answer costs no series of ours."""
     text = merged(ours(), None)

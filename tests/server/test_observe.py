@@ -68,15 +68,27 @@ async def test_only_what_is_loaded_or_failed_has_a_series() -> None:
 
 
 async def test_series_are_bounded() -> None:
-    """Of ten thousand that fail a thousand have series, after what is loaded; the rest is counted."""
+    """Of ten thousand that fail a thousand have series, after what is loaded; those without are counted."""
     names = [f"a{number:05d}" for number in range(10_000)]
     replica = FakeReplica((*names, "z"), phases=dict.fromkeys(names, Phase.FAILED))
     text = (await get(replica, "/metrics")).text
     assert f'{SERIES[0]}{{adapter_name="z"}} 1.0' in text
     for name in (*SERIES, "lora_fs_adapter_failed"):
         assert 999 <= text.count(f"\n{name}{{") <= observe.MAX_NAMES
-    assert "\nlora_fs_adapters_without_series 9001.0\n" in text
+    assert "\nlora_fs_adapters_without_series 9000.0\n" in text
     assert len(text) < 500_000
+
+
+async def test_what_is_loaded_hides_neither_a_failure_nor_a_busy_adapter() -> None:
+    """Alerts name what fails, and autoscalers sum up requests, however many the engine holds."""
+    loaded = [f"a{number:04d}" for number in range(1500)]
+    replica = FakeReplica((*loaded, "broken"), phases={"broken": Phase.FAILED})
+    replica.holds["a1499"] = 7
+    text = (await get(replica, "/metrics")).text
+    assert '\nlora_fs_adapter_failed{adapter_name="broken",' in text
+    assert f'\n{SERIES[1]}{{adapter_name="a1499"}} 7.0\n' in text
+    assert text.count(f"\n{SERIES[0]}{{") == observe.MAX_NAMES
+    assert "\nlora_fs_adapters_without_series 500.0\n" in text
 
 
 @pytest.mark.parametrize("last", ["unregistered", "registered anew", "failed"])

@@ -44,7 +44,7 @@ def unpack(tmp_path: Path, data: bytes, most_bytes: int = MOST) -> list[str]:
     file, folder = tmp_path / "a.tar", tmp_path / "out"
     file.write_bytes(data)
     folder.mkdir(exist_ok=True)
-    tarball.unpack(file, folder, "the tar", most_bytes)
+    tarball.unpack_within(file, folder, tarball.Budget("the tar", most_bytes))
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import InvalidAdapter
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.errors import InvalidAdapter, TrustUnreadable
+from lora_fs.sidecar.model import Record, Scope
+from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.trust import BUNDLE, Trust
 from lora_fs.sidecar.trust.sign import sign
 from tests.reconcile.conftest import FakeEngine
 from tests.trust.conftest import Key, new_key
-from tests.trust.serving import SCOPE, code_of, conditions, holds, register, replica, stager
+from tests.trust.serving import SCOPE, code_of, conditions, holds, register, replica, stager, until
 
 pytestmark = pytest.mark.anyio
+
+BOUND_S = 20
 
 
 @pytest.fixture
@@ -138,6 +144,58 @@ async def test_a_copy_outlives_the_volume(
     again = stager(registry, tmp_path / "stage", trust)
     again.sweep()
     assert await again.stage(record)
+
+
+async def test_a_signed_copy_needs_no_thread_of_the_volume(
+    registry: Registry, signed: Path, trust: Trust, tmp_path: Path
+) -> None:
+    """The volume hangs under other adapters' signatures: one that is staged is loaded all the same."""
+    record = register(registry, signed, trust)
+    staging, answers, asked = stager(registry, tmp_path / "stage", trust), threading.Event(), Queue[str]()
+    assert await staging.stage(record)
+
+    def hangs(one: Record) -> Path:
+        asked.put(one.name)
+        answers.wait(BOUND_S)
+        return registry.layout.resolve(one.spec.path)
+
+    staging.trusted._locate = hangs
+    others = [record.model_copy(update={"name": f"other-{n}"}) for n in range(8)]
+    waiting = [asyncio.ensure_future(staging.stage(one)) for one in others]
+    try:
+        for _ in others:
+            await asyncio.to_thread(asked.get, timeout=BOUND_S)
+        async with asyncio.timeout(BOUND_S / 2):
+            assert await staging.stage(record)
+    finally:
+        answers.set()
+        await asyncio.gather(*waiting)
+
+
+async def test_who_signed_is_forgotten_with_the_adapter(
+    registry: Registry, signed: Path, trust: Trust, tmp_path: Path
+) -> None:
+    """Adapters come and go by the thousand: a replica knows who signed those that there are."""
+    register(registry, signed, trust)
+    made = await replica(tmp_path, trust, FakeEngine())
+    async with made.running():
+        await holds(made, "support")
+        assert made.replica.statuses()["support"].signer
+        release.unregister(registry, SCOPE, "support", all_revisions=True, writer="test")
+        await until(lambda: not made.stager.trusted._signers)
+
+
+async def test_who_signed_is_known_while_it_is_checked_again(
+    registry: Registry, signed: Path, trust: Trust, tmp_path: Path
+) -> None:
+    """A trust file that turns unreadable changes nothing of what was checked before."""
+    record = register(registry, signed, trust)
+    staging = stager(registry, tmp_path / "stage", trust)
+    await staging.stage(record)
+    trust.path.write_text("signers: [")
+    with pytest.raises(TrustUnreadable):
+        await staging.stage(record)
+    assert staging.trusted.signer_of(record) == record.spec.signer
 
 
 def test_nothing_more_is_read(

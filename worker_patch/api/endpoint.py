@@ -118,7 +118,8 @@ class Endpoint:
             hosts=settings.hosts(),
             insecure=settings.insecure,
         )
-        trail = Trail(self._settings.audit_file)
+        trail = Trail(settings.audit_file)
+        self._series.register(observe.Refusals(trail))
         fleet = Fleet(Layout(settings.root)) if settings.root is not None else None
         board = Board(replica, fleet, most_wait_s=MOST_WAIT_S)
         routers = (

@@ -20,6 +20,7 @@ from typing import Any
 
 import vllm
 from prometheus_client import REGISTRY
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
@@ -104,12 +105,7 @@ class InProcess:
             for name, request in static.items()
         }
         paths = {name: request.lora_path for name, request in {**static, **self.requests}.items()}
-        in_slots = {
-            int(adapter)
-            for worker in self.seen
-            for adapter, one in worker["resident"].items()
-            if one["level"] == "gpu"
-        }
+        in_slots = {adapter for adapter, one in self._resident() if one["level"] == "gpu"}
         tiers = {n: "gpu" if r.lora_int_id in in_slots else "host" for n, r in self.requests.items()}
         return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers, facts=self._facts)
 
@@ -197,16 +193,16 @@ class InProcess:
 
         Another worker lost it, or the call that gave it up did not come through.
         """
-        kept = {
-            int(adapter)
-            for worker in self.seen
-            for adapter, one in worker["resident"].items()
-            if self._user in one["users"]
-        }
+        kept = {adapter for adapter, one in self._resident() if self._user in one["users"]}
         for adapter in kept - self._known():
             if adapter not in self._known():  # nor since the last call
                 with suppress(EngineUnavailable):
                     await self._call("drop", id=adapter)
+
+    def _resident(self) -> Iterator[tuple[int, Answer]]:
+        """Each adapter of each worker, as the last ``sync`` saw it."""
+        for worker in self.seen:
+            yield from ((int(adapter), one) for adapter, one in worker["resident"].items())
 
     def _known(self) -> set[int]:
         """The adapters that somebody here wants or uses."""
@@ -315,6 +311,9 @@ class InProcess:
         holds = [*self._held.keys() | self._in_flight.keys() | self._loading.keys()]
         answers = await self._call("sync", holds=holds, policies=policies)
         self.seen = answers
+        for answer in answers:  # of which no notice came, as from another machine
+            for adapter, reason in answer["blank"].items():
+                self._lost(int(adapter), reason)
         self._steps_on = {processor for answer in answers for processor in answer["processors"]}
         return set.intersection(*({int(adapter) for adapter in answer["resident"]} for answer in answers))
 
@@ -327,7 +326,7 @@ class InProcess:
 
     def _listen(self) -> Listener:
         if self._listener is None:
-            self._listener = Listener(self._lost)
+            self._listener = Listener(self._lost, beside=envs.VLLM_RPC_BASE_PATH)  # where vLLM's own are
         return self._listener
 
     async def _call(self, call: str, **ask: Any) -> list[Answer]:

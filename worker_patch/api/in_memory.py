@@ -83,9 +83,12 @@ def files_of(tensors: Mapping[str, torch.Tensor], config: Config) -> Iterator[Pa
     fits = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size
     with tempfile.TemporaryDirectory(prefix="lora-fs-", dir=MEMORY if fits else None) as made:
         folder = Path(made)
-        save_file(ready, folder / WEIGHTS, metadata={"format": "pt"})
+        try:
+            save_file(ready, folder / WEIGHTS, metadata={"format": "pt"})
+        except (TypeError, KeyError, ValueError) as error:
+            raise InputError(f"these are no tensors that a safetensors file can hold: {error}") from error
         if isinstance(config, Mapping):
-            (folder / CONFIG).write_text(json.dumps(config, default=_plain))
+            (folder / CONFIG).write_text(_json(config))
         else:
             config.save_pretrained(made)
         yield folder
@@ -139,6 +142,13 @@ def _on_the_host(name: str, tensor: object) -> torch.Tensor:
         raise InputError(f"{name} is a DTensor, of which a rank has its shard: give tensor.full_tensor()")
     here = tensor.detach().to("cpu")
     return here.contiguous() if here.untyped_storage().nbytes() == here.nbytes else here.clone()
+
+
+def _json(config: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(config, default=_plain)
+    except TypeError as error:
+        raise InputError(f"the configuration is not JSON: {error}") from error
 
 
 def _plain(value: object) -> object:

@@ -134,16 +134,16 @@ def missing() -> Iterator[str]:
     for where, wanted in SIGNATURES.items():
         try:
             has = tuple(inspect.signature(pkgutil.resolve_name(where)).parameters)
-        except (ImportError, AttributeError) as error:
-            yield f"{_short(where)} is not there: {error}"
+        except Exception as error:  # of a module's import, too
+            yield f"{_short(where)} is not there: {error!r}"
             continue
         if has != wanted:
             yield f"{_short(where)} takes {has}, and {wanted} was expected"
     for where, names in ATTRIBUTES.items():
         try:
             owner = pkgutil.resolve_name(where)
-        except (ImportError, AttributeError) as error:
-            yield f"{_short(where)} is not there: {error}"
+        except Exception as error:  # of a module's import, too
+            yield f"{_short(where)} is not there: {error!r}"
             continue
         yield from (f"{_short(where)} has no {name}" for name in names if not _has(owner, name))
 

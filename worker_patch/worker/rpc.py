@@ -110,6 +110,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     }
     return {
         "resident": resident,
+        "blank": {str(adapter): manager.failures.get(adapter, "") for adapter in manager.blank},
         "slots": len(tiers.slots),
         "budget_bytes": tiers.budget_bytes,
         "used_bytes": tiers.used_bytes,

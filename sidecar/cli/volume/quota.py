@@ -12,13 +12,13 @@ from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import NONE, Count, Size
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.errors import NewerRecord, OperatorError
 from lora_fs.sidecar.model import Quota, check_segment
 from lora_fs.sidecar.model.gates import parse
 from lora_fs.sidecar.registry.store.quota import Usage
 from lora_fs.sidecar.settings import writer_id
 
-BOUNDS = 3
+WHOLE = frozenset({"adapters", "size_bytes", "registrations_per_minute", "require_evaluation"})
 COLUMNS = ("NAMESPACE", "WHAT", "USED", "ALLOWED")
 
 
@@ -78,7 +78,6 @@ def quota(
         "size_bytes": size_bytes,
         "registrations_per_minute": per_minute,
     }
-    bounding = sum(value is not None for value in given.values())
     if require_evaluation not in (None, NONE):
         parse(str(require_evaluation))
     given |= {"keep_revisions": keep_revisions, "require_evaluation": require_evaluation}
@@ -103,8 +102,8 @@ def quota(
             try:
                 known = accounts.quota(namespace)
                 before = known.model_dump(mode="json") if known is not None else {}
-            except OperatorError:
-                if bounding < BOUNDS:  # else replace the damaged one whole
+            except OperatorError as error:
+                if isinstance(error.__cause__, NewerRecord) or not said.keys() >= WHOLE:
                     raise
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             who = {"namespace": namespace, "writer": writer_id(), "updated_at": now}

@@ -113,7 +113,7 @@ class Registrations:
         self._allowed = Allowed(registry.layout.root, allowed_sources)
         self._threads = Threads(AT_ONCE)
         self._mounts, self.fetching = mounts or {}, fetching
-        self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
+        self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s, timeout_s)
         self.downloads: Downloads[Effect] = Downloads(wait_s)
 
     async def register(self, request: LoadRequest, writer: str) -> tuple[Record, Undo]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +20,7 @@ from typing import BinaryIO
 import anyio
 
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Finding, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
@@ -54,12 +55,18 @@ class Upload:
 
 @dataclass(slots=True)
 class Uploads:
-    """The uploads of one replica. ``most_bytes``, ``most_s``: bounds on each."""
+    """The uploads of one replica.
+
+    Attributes:
+        most_bytes, most_s: bounds on each, and on unpacking it.
+        volume_s: how long the volume may take for one part of it.
+    """
 
     registry: Registry
     expectation: Expectation
     most_bytes: int
     most_s: float
+    volume_s: float
     _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
 
     async def receive(self, scope: Scope, name: str, upload: Upload) -> Registration:
@@ -76,7 +83,7 @@ class Uploads:
         kept = False
         try:
             with anyio.fail_after(self.most_s):
-                await self._threads.run(partial(self._begin, key, arriving, upload.size_bytes or 0))
+                await self._on_volume(partial(self._begin, key, arriving, upload.size_bytes or 0))
                 await self._write(arriving, upload.files)
             kept = True
         except TimeoutError as error:
@@ -103,7 +110,7 @@ class Uploads:
 
         async def write() -> None:
             if current is not None:
-                await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+                await self._on_volume(partial(arriving.append, current, bytes(waiting)))
                 waiting.clear()
 
         async for name, chunk in files:
@@ -128,11 +135,32 @@ class Uploads:
         await write()
         await self._threads.run(arriving.close)
 
+    async def _on_volume(self, call: Callable[[], None]) -> None:
+        try:
+            with anyio.fail_after(self.volume_s):
+                await self._threads.run(call)
+        except TimeoutError as error:
+            raise VolumeUnavailable(
+                f"the volume took no part of the upload in {self.volume_s:.0f} s: send it again"
+            ) from error
+
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.most_bytes:
             raise TooLarge(
                 f"the upload is more than {self.most_bytes} bytes, which LORA_FS_FETCH_MAX_BYTES allows"
             )
+
+    def _budget(self) -> tarball.Budget:
+        by = time.monotonic() + self.most_s
+
+        def check() -> None:
+            if time.monotonic() >= by:
+                raise SourceUnavailable(
+                    f"the upload was not unpacked in {self.most_s:.0f} s: pack the adapter alone, or raise "
+                    "LORA_FS_FETCH_TIMEOUT_S"
+                )
+
+        return tarball.Budget("the upload", self.most_bytes, check)
 
     def discard(self, received: Registration) -> None:
         """Have it removed by a thread: nobody begins to register it."""
@@ -160,7 +188,7 @@ class Uploads:
             if archive.exists():
                 source = folder / "adapter"
                 make_folder(source, root=self.registry.layout.root)
-                tarball.unpack(archive, source, "the upload", self.most_bytes)
+                tarball.unpack_within(archive, source, self._budget())
             atomic.sync_names(source)
             ready = replace(received, source=source)
             expectation = expectation or self.expectation

@@ -10,8 +10,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.errors import EngineRejected, NoSpareRoom
 from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
@@ -35,7 +37,7 @@ class EngineState:
     Attributes:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
         elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
-        records: the engine's name → the record loaded under it, if this process loaded it.
+        records: the engine's name → the record loaded under it, if this process loaded or recognised it.
         draining: engine's names to unload when their requests end.
         unplaced: names to load before any request, but not here: other replicas are their homes.
         failures, phases: by public name; counters: monotonic, by metric name.
@@ -104,8 +106,10 @@ class EngineState:
         return self._holds[name] or int(self._busy is None or name in self._busy)
 
     def idle_s(self, name: str) -> float:
-        """Seconds since the engine's ``name`` was last used."""
+        """Seconds since the engine's ``name`` was last used; 0 while our own requests use it."""
         now = self._clock()
+        if self._holds[name]:
+            return 0.0
         return now - self._used_at.setdefault(name, now)
 
     def waits(self, served: Served) -> bool:
@@ -113,9 +117,10 @@ class EngineState:
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
 
-    def has_public(self, public: str) -> bool:
-        """Whether ``has`` is true of any bytes of a public name."""
-        return any(public_of(name) == public for name in (*self.paths, *self._under_unload))
+    def revisions_of(self, plain: str) -> Iterator[str]:
+        """The public names under which ``has`` is true of an adapter's bytes: plain, or with a revision."""
+        publics = map(public_of, (*self.paths, *self._under_unload))
+        return (public for public in publics if public.partition("@")[0] == plain)
 
     def has(self, name: str) -> bool:
         """Whether the engine has ``name``, or may have it until an unload ends."""
@@ -186,7 +191,7 @@ class EngineState:
             self._stager.use_also(path)
 
     def held(self) -> Iterator[tuple[str, Record]]:
-        """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
+        """What the engine has, or has for a moment yet or soon, of what has a record: name, record."""
         yield from ((name, record) for name, record in self.records.items() if name in self.paths)
         yield from ((name, record) for (name, _), record in self._under_load.items())
         yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
@@ -219,6 +224,17 @@ class EngineState:
         path = self.paths.pop(name, None)
         self.paths = {other: at for other, at in self.paths.items() if at != path}
         self._note_use()
+
+    def try_again(self) -> None:
+        """Let loads that the engine refused be tried at once: it may have restarted, with other options.
+
+        Not those that it did not answer: they may have ended it.
+        """
+        now, refusals = self._clock(), (EngineRejected, NoSpareRoom)
+        self.failures = {
+            name: replace(f, retry_at=min(f.retry_at, now)) if isinstance(f.error, refusals) else f
+            for name, f in self.failures.items()
+        }
 
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""

@@ -196,8 +196,9 @@ class Residents(EngineState):
             finally:
                 self._taken -= 1
         except LoraFsError as error:
-            previous = self.failures.get(served.name)
-            self.failures[served.name] = backoff.after(previous, record, error, self._clock())
+            if not isinstance(error, EngineGone):  # that says nothing of the adapter
+                previous = self.failures.get(served.name)
+                self.failures[served.name] = backoff.after(previous, record, error, self._clock())
             if not isinstance(error, NoSpareRoom):
                 self.counters["load_failures_total"] += 1
                 self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
@@ -287,6 +288,7 @@ class Residents(EngineState):
             raise
         self.usage.loaded(record.key, self._clock() - asked)
         self.paths[name], self.records[name] = path, record
+        self._stays.pop(name, None)  # it was of an engine that lost it since
         self._memory.loaded(name, asked)
 
     async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
@@ -73,6 +73,14 @@ class EffectProbe:
         if self._lacks_base or any(True for _ in self._waiting()):
             self._due.set()
 
+    def keep_only(self, known: Container[str]) -> None:
+        """Forget what is known of bytes that no adapter has any more. ``known``: digests."""
+        effects = self._residents.effects
+        for digest in [one for one in effects if one not in known]:
+            del effects[digest]
+        for one in [one for one in self._tries if one[0] not in known]:
+            del self._tries[one]
+
     async def run(self) -> None:
         """Judge the loaded adapters, one at a time, until cancelled."""
         while True:
@@ -97,7 +105,7 @@ class EffectProbe:
         """Return the base model's own scores for each prompt; ask the engine for missing ones.
 
         Raises:
-            EngineUnavailable: adapters are in use, or two answers differ.
+            EngineUnavailable: adapters are in use, two answers differ, or the engine became another one.
         """
         residents = self._residents
         for prompt in PROMPTS:
@@ -105,15 +113,17 @@ class EffectProbe:
                 continue
             answers = list[Scores]()
             for _ in range(2):
-                was_idle, scores = residents.is_idle, await self._ask(None, prompt)
+                scores = await self._ask(None, prompt) if residents.is_idle else ()
                 if scores is None:
                     self._is_mute = True
                     return {}
-                if not (was_idle and residents.is_idle) or (answers and answers[0] != scores):
+                if not (scores and residents.is_idle) or (answers and answers[0] != scores):
                     raise EngineUnavailable("adapters are in use, and the base model has to be asked alone")
                 answers.append(scores)
                 await asyncio.sleep(self._pause_s)
             residents.base_scores[prompt] = answers[0]
+        if self._lacks_base:  # a pass forgot them
+            raise EngineUnavailable("it is another engine than before")
         return dict(residents.base_scores)
 
     def _waiting(self) -> Iterator[tuple[str, Record]]:

@@ -105,11 +105,13 @@ class Stager(Copies):
 
     async def _signed(self, record: Record, make_room: bool) -> str:
         """Stage a record with a valid signature. Checks each caller's record: several may share one job."""
-        run = asyncio.get_running_loop().run_in_executor
-        check = partial(self.trusted.check, record, Path(self.path(record)))
+        copy = Path(self.path(record))
         try:
             async with asyncio.timeout(self._timeout_s):
-                await run(self._threads, copy_context().run, check)
+                if not (
+                    self.has(record) and await self._begin(self._local, self.trusted.check_copy, record, copy)
+                ):
+                    await self._begin(self._threads, self.trusted.check, record, copy)
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"the signature of {record.key} was not read in {self._timeout_s:.0f} s"

@@ -7,7 +7,7 @@ and a load verifies the copy against that digest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,24 @@ class Trusted:
 
     def signer_of(self, record: Record) -> str | None:
         """Return who signed a record's bytes, as last checked: from memory."""
-        return self._signers.get((record.namespace, record.spec.digest))
+        return self._signers.get(_bytes_of(record))
+
+    def keep_only(self, known: Container[str]) -> None:
+        """Forget who signed bytes that no adapter has any more. ``known``: digests."""
+        for one in list(self._signers):  # threads may add some meanwhile
+            if one[1] not in known:
+                self._signers.pop(one, None)
+
+    def check_copy(self, record: Record, copy: Path) -> bool:
+        """Whether the signature beside a copy is valid. Reads nothing on the volume.
+
+        Raises:
+            TrustUnreadable: unknown.
+        """
+        with suppress(Refusal, VolumeUnavailable):
+            self._check(record, copy)
+            return True
+        return False
 
     def check(self, record: Record, copy: Path) -> None:
         """Check the signature of a record's bytes: the one beside the copy, else the one beside the original.
@@ -46,26 +63,25 @@ class Trusted:
         Raises:
             InvalidAdapter: no valid one. TrustUnreadable, VolumeUnavailable: unknown.
         """
+        if self.check_copy(record, copy):
+            return
+        try:
+            self._check(record, self._locate(record))
+        except Refusal as refusal:
+            self._signers.pop(_bytes_of(record), None)
+            raise InvalidAdapter(str(record.key), [refusal.finding]) from refusal
+
+    def _check(self, record: Record, folder: Path) -> None:
+        """Note who signed a record's bytes, by the signature in a folder."""
         if self._trust is None:
             return
-        self._signers.pop((record.namespace, record.spec.digest), None)
-        try:
-            signer = self._check(self._trust, record, copy)
-        except Refusal as refusal:
-            raise InvalidAdapter(str(record.key), [refusal.finding]) from refusal
-        self._signers[record.namespace, record.spec.digest] = signer
-
-    def _check(self, trust: Trust, record: Record, copy: Path) -> str | None:
         files = record.spec.files
         if artifacts.digest_of(files) != record.spec.digest:
             raise Refusal(
                 "signature-mismatch", "cannot count: the record's files are not those of its digest"
             )
-        with suppress(Refusal, VolumeUnavailable):
-            raw = read_bundle(copy)
-            if raw is not None:
-                return trust.check(record.namespace, files, raw)
-        return trust.check(record.namespace, files, read_bundle(self._locate(record)))
+        signer = self._trust.check(record.namespace, files, read_bundle(folder))
+        self._signers[_bytes_of(record)] = signer
 
     def conditions(self) -> tuple[str, ...]:
         """The problem, if the last look found no trust to verify with."""
@@ -83,3 +99,7 @@ class Trusted:
             with suppress(TimeoutError, LoraFsError):
                 await asyncio.wait_for(thread.run(partial(self.look)), LOOK_S)
             await asyncio.sleep(LOOK_S)
+
+
+def _bytes_of(record: Record) -> tuple[str, str]:
+    return record.namespace, record.spec.digest

@@ -3,7 +3,7 @@
 The same reason and message about the same adapter are one event with a count, as in Kubernetes.
 The one that happened longest ago makes room: of what is normal, while that is half of the log or more,
 so that no flood of loads washes out a failure. An adapter that fails time and again, each time with other
-words, takes no more than its share.
+words, takes no more than its share; nor does one kind of trouble of the replica itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lora_fs.sidecar.model import AdapterKey, Event, Pointer, Record
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
 KEPT = 128
-KEPT_OF_ONE = 16  # adapter, all its revisions together
+KEPT_OF_ONE = 16  # adapter, all its revisions together; of the replica itself: reason
 MESSAGE_CHARACTERS = 512
 
 LOGGED = frozenset({"NotAdopted", "VolumeUnavailable"})  # where they are found
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 Now = Callable[[], datetime.datetime]
 _Identity = tuple[AdapterKey | None, str, str]
-_Adapter = tuple[str, str, str] | None  # all its revisions; None: the replica itself
+_Subject = tuple[str, str, str] | str  # an adapter, all its revisions; of the replica itself: a reason
 
 
 def utc_now() -> datetime.datetime:
@@ -40,7 +40,7 @@ class EventLog:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._events: dict[_Identity, Event] = {}  # the one that happened last is last
-        self._of = Counter[_Adapter]()  # how many
+        self._of = Counter[_Subject]()  # how many
         self._normal = 0
         self.version = 0
 
@@ -57,8 +57,8 @@ class EventLog:
         else:
             kind = "Warning" if warning else "Normal"
             noted = Event(type=kind, reason=reason, message=message, key=key, first_at=at, last_at=at)
-            self._make_room(_adapter(key))
-            self._of[_adapter(key)] += 1
+            self._make_room(_subject(identity))
+            self._of[_subject(identity)] += 1
             self._normal += not warning
         self._events[identity] = noted
         self.version += 1
@@ -67,23 +67,24 @@ class EventLog:
         """All there are, in the order in which each happened last."""
         return tuple(self._events.values())
 
-    def _make_room(self, adapter: _Adapter) -> None:
-        if self._of[adapter] >= KEPT_OF_ONE:
-            self._drop(next(one for one in self._events if _adapter(one[0]) == adapter))
+    def _make_room(self, subject: _Subject) -> None:
+        if self._of[subject] >= KEPT_OF_ONE:
+            self._drop(next(one for one in self._events if _subject(one) == subject))
         elif len(self._events) >= KEPT:
             is_any = self._normal < KEPT // 2
             self._drop(next(one for one, noted in self._events.items() if is_any or noted.type == "Normal"))
 
     def _drop(self, identity: _Identity) -> None:
         self._normal -= self._events.pop(identity).type == "Normal"
-        adapter = _adapter(identity[0])
-        self._of[adapter] -= 1
-        if not self._of[adapter]:
-            del self._of[adapter]
+        subject = _subject(identity)
+        self._of[subject] -= 1
+        if not self._of[subject]:
+            del self._of[subject]
 
 
-def _adapter(key: AdapterKey | None) -> _Adapter:
-    return None if key is None else (key.namespace, key.model, key.name)
+def _subject(identity: _Identity) -> _Subject:
+    key, reason, _ = identity
+    return reason if key is None else (key.namespace, key.model, key.name)
 
 
 class News:

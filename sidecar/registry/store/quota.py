@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from lora_fs.sidecar.errors import (
     CorruptRecord,
+    NewerRecord,
     OperatorError,
     OverQuota,
     TooManyRegistrations,
@@ -33,7 +34,11 @@ from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease
 WINDOW_S = 60.0
 WAIT_S = LEASE_S + 5.0  # long enough to take over from a dead holder
 
-_ANEW = "nothing is registered there until `lora-fs quota` is given all three bounds, or `--remove`"
+_ANEW = (
+    "nothing is registered there until `lora-fs quota` is given --adapters, --bytes, --per-minute and "
+    "--require-evaluation, or --remove"
+)
+_NEWER = "nothing is registered there until you upgrade, or give the quota up with `lora-fs quota --remove`"
 
 Now = Callable[[], datetime.datetime]
 
@@ -90,7 +95,8 @@ class Accounts:
             data = atomic.read_bytes(path)
             quota = decode(Quota, data) if data is not None else None
         except (CorruptRecord, atomic.NotRegular) as error:
-            raise OperatorError(f"{path}: {error}: {_ANEW}") from error
+            way_out = _NEWER if isinstance(error, NewerRecord) else _ANEW
+            raise OperatorError(f"{path}: {error}: {way_out}") from error
         if quota is not None and quota.namespace != namespace:
             raise OperatorError(f"{path} is the quota of {quota.namespace}: {_ANEW}")
         return quota

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from lora_fs.sidecar.engine.vllm_http import seen_at
@@ -53,11 +54,12 @@ def _kept(text: str, taken: frozenset[str]) -> Iterator[str]:
 
 
 def _latest(series: Sequence[str]) -> str | None:
-    """The one that holds; None if there is none, or one cannot be read."""
-    try:
-        return max(series, key=seen_at, default=None)
-    except ValueError:
-        return None
+    """The one that holds, of those that can be read; None if there is none."""
+    dated = []
+    for line in series:
+        with suppress(ValueError):
+            dated.append((seen_at(line), line))
+    return max(dated)[1] if dated else None
 
 
 def _is_of(name: str, families: frozenset[str]) -> bool:

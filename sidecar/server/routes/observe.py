@@ -44,14 +44,14 @@ from lora_fs.sidecar.server.pauses import Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.routes.engine_series import merged
 
-MAX_NAMES = 1000  # with series of their own, at four series each
+MAX_NAMES = 1000  # with series of what is loaded, three each, and as many with one of their failure
 
 
 class Scrape(Collector):
     """Reads the replica at each scrape: a series goes when its adapter goes.
 
-    An adapter has series while it is in the engine or failed, up to ``MAX_NAMES``, loaded ones
-    first: ten thousand may be registered, and all of them may fail.
+    An adapter has series while it is in the engine or failed, up to ``MAX_NAMES``, busy ones first, then
+    loaded ones: ten thousand may be registered, and all of them may fail.
     """
 
     def __init__(self, replica: ReplicaPort) -> None:
@@ -89,20 +89,22 @@ class Scrape(Collector):
         self, told: Mapping[str, AdapterStatus], residency: Mapping[str, JsonObject]
     ) -> Iterator[Metric]:
         failed = {name: one.reason for name, one in told.items() if one.phase is Phase.FAILED}
-        every = [*sorted(residency), *sorted(failed.keys() - residency.keys())]
-        names = every[:MAX_NAMES]
+        in_flight = {name: residency[name]["in_flight"] for name in sorted(residency)}
+        in_flight |= dict.fromkeys(sorted(failed.keys() - residency.keys()), 0)
+        # An autoscaler sums them up: the busy ones have series, however many are loaded.
+        names = sorted(in_flight, key=lambda name: -in_flight[name])[:MAX_NAMES]
         label = "adapter_name"
         loaded = {name: name in residency for name in names}
-        flight = {name: residency.get(name, {}).get("in_flight", 0) for name in names}
+        flight = {name: in_flight[name] for name in names}
         yield _gauge("lora_fs_adapter_loaded", "In the engine", label, loaded)
         yield _gauge("lora_fs_adapter_in_flight", "Requests", label, flight)
         yield _gauge("lora_syncer_adapter_status", "1 loaded, 0 not", label, loaded)
         why = GaugeMetricFamily("lora_fs_adapter_failed", "Cannot be loaded", labels=[label, "reason"])
-        for name in names:
-            if name in failed:
-                why.add_metric([name, failed[name]], 1)
+        named = sorted(failed)[:MAX_NAMES]  # by its own bound, so that what is loaded hides no failure
+        for name in named:
+            why.add_metric([name, failed[name]], 1)
         yield why
-        left_out = len(every) - len(names)
+        left_out = len(in_flight.keys() - {*names, *named})
         yield GaugeMetricFamily("lora_fs_adapters_without_series", "Over the bound", value=left_out)
 
 

@@ -66,11 +66,6 @@ class Budget:
             )
 
 
-def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
-    """Unpack a single archive: see ``unpack_within``."""
-    unpack_within(file, folder, Budget(uri, most_bytes))
-
-
 def unpack_within(file: Path, folder: Path, budget: Budget) -> None:
     """Write the served files of a .tar or .tar.gz into an existing folder.
 

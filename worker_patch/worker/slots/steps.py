@@ -86,7 +86,7 @@ class Steps:
     def _activate(self, ids: set[int], requests: set[Any]) -> None:
         needed = {request.lora_int_id: request for request in requests if request}
         begun, active = self.tiers.begin_step(ids), self._adapter_manager._active_adapters
-        for adapter in ids:
+        for adapter in sorted(ids):  # a set's order is each rank's own, and all ranks must evict the same
             if self._waits(adapter):
                 if adapter in begun:
                     self._count_blank(adapter)

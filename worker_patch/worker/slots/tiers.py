@@ -206,13 +206,16 @@ class Tiers:
         return self.step == self._counted == adapters
 
     def begin_step(self, adapters: Iterable[int]) -> frozenset[int]:
-        """The step that begins needs these, until the next one begins. Returns those whose use begins."""
+        """The step that begins needs these, until the next one begins. Returns those whose use begins.
+
+        One that goes on uses nothing anew: a rank that tries a blank adapter again would evict others.
+        """
         now = frozenset(adapters)
-        begun = now - self._counted
+        begun, used = now - self._counted, frozenset[int]() if self.goes_on(now) else now
         for adapter in begun:
             self.counters["gpu_hits" if self.on_device(adapter) else "gpu_misses"] += 1
         self.step = self._counted = now
-        for adapter in now & self.entries.keys():
+        for adapter in sorted(used & self.entries.keys()):  # alike on all ranks: they must evict the same
             self.touch(adapter)
         return begun
 

@@ -1,6 +1,6 @@
-{{- /* The objects' name: the release's. */ -}}
+{{- /* The objects' name: the release's. A Service takes no dots, as qwen2.5 has. */ -}}
 {{- define "lora-fs.name" -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- .Release.Name | replace "." "-" | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* What selects the pods: it can never change in a release. */ -}}
@@ -129,12 +129,42 @@ seccompProfile:
 {{- .Values.stage.maxBytes | default (div (include "lora-fs.bytes" .Values.stage.sizeLimit | int64) 2) -}}
 {{- end -}}
 
-{{- /* Names by which clients outside reach the replicas. */ -}}
+{{- /* Where a Job's pod runs: a volume that one node mounts is mounted where a replica runs, for as long as it does. */ -}}
+{{- define "lora-fs.beside" -}}
+{{- if not (has "ReadWriteMany" .Values.storage.accessModes) -}}
+affinity:
+  podAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution: # without a replica any node may mount it
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "lora-fs.selector" . | nindent 14 }}
+{{- end -}}
+{{- end -}}
+
+{{- /* DNS, at the Service and at its pods: OpenShift's listen on 5353, and its rules are of the pods' ports. */ -}}
+{{- define "lora-fs.dns" -}}
+- port: 53
+  protocol: UDP
+- port: 53
+  protocol: TCP
+- port: 5353
+  protocol: UDP
+- port: 5353
+  protocol: TCP
+{{- end -}}
+
+{{- /* Names by which clients outside reach the gateway, or the replicas. */ -}}
 {{- define "lora-fs.hosts" -}}
 {{- $hosts := list -}}
 {{- if .Values.ingress.enabled }}{{ $hosts = append $hosts .Values.ingress.host }}{{ end -}}
 {{- if .Values.httpRoute.enabled }}{{ $hosts = concat $hosts .Values.httpRoute.hostnames }}{{ end -}}
-{{- join "," (uniq $hosts) -}}
+{{- with uniq $hosts }}
+- name: LORA_FS_ALLOWED_HOSTS
+  value: {{ join "," . | quote }}
+{{- end }}
 {{- end -}}
 
 {{- /* Seconds in which a new pod makes progress: its model may load, after an old one ended, and images are pulled. */ -}}
@@ -191,10 +221,7 @@ seccompProfile:
 {{- if include "lora-fs.trust" . }}
 {{ include "lora-fs.trustEnv" . }}
 {{- end }}
-{{- with include "lora-fs.hosts" . }}
-- name: LORA_FS_ALLOWED_HOSTS
-  value: {{ . | quote }}
-{{- end }}
+{{- include "lora-fs.hosts" . }}
 {{- if .Values.nim.claim }}
 - name: NIM_PEFT_SOURCE
   value: /nim{{ with .Values.nim.path }}/{{ . }}{{ end }}

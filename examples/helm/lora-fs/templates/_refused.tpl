@@ -4,6 +4,9 @@
 {{- $engine := $v.engine -}}
 {{- $given := ternary 2 $v.replicas (kindIs "invalid" $v.replicas) -}}{{- /* null: what scales them may want a second */ -}}
 {{- $replicas := ternary $v.autoscaling.maxReplicas $given $v.autoscaling.enabled | int -}}
+{{- if regexMatch "^[0-9]" .Release.Name -}}
+{{- fail (printf "the release's name (%s) begins with a digit, and Kubernetes refuses a Service of that name: begin it with a letter, as lora-%s" .Release.Name .Release.Name) -}}
+{{- end -}}
 {{- if and (eq $v.mode "sidecar") (gt (int $engine.maxLoras) (int $engine.maxCpuLoras)) -}}
 {{- fail (printf "engine.maxLoras (%v) is over engine.maxCpuLoras (%v): vLLM does not start; raise engine.maxCpuLoras" $engine.maxLoras $engine.maxCpuLoras) -}}
 {{- end -}}
@@ -12,6 +15,12 @@
 {{- end -}}
 {{- if and (not $v.storage.existingClaim) (gt $replicas 1) (not (has "ReadWriteMany" $v.storage.accessModes)) -}}
 {{- fail (printf "%d replicas cannot mount one ReadWriteOnce volume from several nodes: set storage.accessModes to [ReadWriteMany], or replicas to 1" $replicas) -}}
+{{- end -}}
+{{- if and (not $v.storage.existingClaim) (not (has "ReadWriteMany" $v.storage.accessModes)) (ne (toString $v.strategy.maxSurge) "0") -}}
+{{- fail "an upgrade's second pod cannot mount one ReadWriteOnce volume from another node, and waits for ever: set strategy.maxSurge to 0 and strategy.maxUnavailable to 1" -}}
+{{- end -}}
+{{- if and $v.autoscaling.enabled (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas (%v) is over autoscaling.maxReplicas (%v)" $v.autoscaling.minReplicas $v.autoscaling.maxReplicas) -}}
 {{- end -}}
 {{- if and $v.storage.readOnly $v.nim.claim -}}
 {{- fail "storage.readOnly does not go with nim.claim: what lies in that store is registered by the pods; set storage.readOnly to false" -}}
