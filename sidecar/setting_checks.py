@@ -27,14 +27,16 @@ def server_address(value: str | None) -> str | None:
     Raises:
         ValueError: it is no http:// or https:// address, or one with credentials or /v1.
     """
-    parts = urlsplit(value or "http://none")
+    if value is None:
+        return None
+    parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("write the sidecar's address as http://HOST:PORT or https://HOST")
     if parts.username is not None or parts.password is not None:
         raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError("write the sidecar's address without /v1")
-    return value.rstrip("/") if value is not None else None
+    return value.rstrip("/")
 
 
 def mounted(items: tuple[str, ...]) -> tuple[str, ...]:

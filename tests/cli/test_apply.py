@@ -367,6 +367,47 @@ def test_prune_removes_only_the_owners(lora_fs: LoraFs, shop: Path) -> None:
     assert "= default/tiny: both kept: others registered revisions of it, too" in pruned.out
 
 
+@pytest.fixture
+def after_the_look(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``after_the_look("register", …)``: a command of somebody else, while the next apply is under way."""
+    look = carrying.Carrying.look
+
+    def call(*command: str) -> None:
+        def looking(self: carrying.Carrying, scopes: Any) -> None:
+            look(self, scopes)
+            monkeypatch.setattr(carrying.Carrying, "look", look)
+            assert lora_fs(*command).code == 0
+
+        monkeypatch.setattr(carrying.Carrying, "look", looking)
+
+    return call
+
+
+def test_prune_keeps_what_was_registered_meanwhile(
+    lora_fs: LoraFs, shop: Path, after_the_look: Callable[..., None]
+) -> None:
+    """A revision that somebody registers during a long run keeps its name."""
+    file = write(shop / "a.yaml", document("sql", "lora-1"), document("care", "lora-2"))
+    assert lora_fs("apply", "-f", file).code == 0
+    write(shop / "a.yaml", document("sql", "lora-1"))
+    after_the_look("register", "care", "lora-3")
+    pruned = lora_fs("apply", "-f", file, "--prune")
+    assert (pruned.code, "= default/tiny: care kept" in pruned.out) == (0, True)
+    assert lora_fs("show", "care", "-o", "json").json["pointer"]["revision"] == "v2"
+
+
+def test_a_name_that_another_owner_takes_meanwhile_is_left_alone(
+    lora_fs: LoraFs, shop: Path, after_the_look: Callable[..., None]
+) -> None:
+    """An apply that began before the other owner's apply is refused, and serves nothing under the name."""
+    theirs = write(shop / "theirs.yaml", document("sql", "lora-1"))
+    mine = write(shop / "mine.yaml", document("sql", "lora-2"))
+    after_the_look("apply", "-f", theirs, "--owner", "team-b")
+    ran = lora_fs("apply", "-f", mine, "--owner", "team-a")
+    assert (ran.code, "it belongs to owner team-b" in ran.err) == (1, True)
+    assert [row["revision"] for row in lora_fs("list", "-o", "json").json] == ["v1"]
+
+
 def test_no_document_prunes_nothing(lora_fs: LoraFs, shop: Path) -> None:
     """An empty file is refused: it may be one that was not written yet."""
     lora_fs("apply", "-f", write(shop / "a.yaml", document("sql", "lora-1")))

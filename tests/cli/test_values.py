@@ -158,6 +158,8 @@ def test_a_refused_option_is_named_by_its_own_word(
     ran = lora_fs(*line.split())
     why = "write the sidecar's address as http://HOST:PORT or https://HOST"
     assert (ran.code, f"Error: --server 127.0.0.1:1: {why}\n" in ran.err) == (2, True), ran.err
+    empty = lora_fs("list", "--server", "")  # as of "$SERVER" that nobody set
+    assert (empty.code, f"Error: --server : {why}\n" in empty.err) == (2, True), empty.err
     monkeypatch.setenv("LORA_FS_SERVER", "127.0.0.1:2")
     assert f"Error: LORA_FS_SERVER=127.0.0.1:2: {why}\n" in lora_fs("list", "-n", "team-a").err
     assert "Error: --server 127.0.0.1:1: " in lora_fs(*line.split()).err

@@ -84,31 +84,38 @@ class Carrying:
     def prune(self, declared: Collection[Name]) -> list[Row]:
         """Remove what only an earlier ``apply`` of this owner made, and no document has."""
         whole, mixed = prunable(self._there, declared, self._owner)
-        rows = [Row(*name, "kept") for name in mixed]
-        for name in whole:
-            gone = plan_absent(self._there[name], self._owner)
-            row = Row(*name, "removed", gone.differences)
-            try:
-                self._do(row, Unregister(all_revisions=True))
-            except LoraFsError as error:
-                row.outcome, row.problem = (
-                    "failed",
-                    Problem("--prune", 0, f"{name[0]}: {name[1]}", str(error)),
-                )
-            rows.append(row)
-        return rows
+        return [*(Row(*name, "kept") for name in mixed), *map(self._prune, whole)]
+
+    def _prune(self, name: Name) -> Row:
+        row = Row(*name, "removed")
+        try:
+            there = self._afresh(name)  # others may have registered since the look
+            if there.owners != {self._owner}:
+                row.outcome = "kept" if there.revisions else "unchanged"
+            else:
+                self._remove(row, there)
+        except (LoraFsError, OSError) as error:
+            row.outcome = "failed"
+            row.problem = Problem("--prune", 0, f"{name[0]}: {name[1]}", str(error))
+        return row
+
+    def _remove(self, row: Row, there: Registered) -> None:
+        gone = plan_absent(there, self._owner)
+        row.differences, row.outcome = gone.differences, "removed" if gone.acts else "unchanged"
+        for act in gone.acts:
+            self._do(row, act)
 
     def _apply(self, declared: Declared, row: Row) -> None:
-        there = self._there.get(declared.key, Registered())
         if declared.absent:
-            gone = plan_absent(there, self._owner)
-            row.differences, row.outcome = gone.differences, "removed" if gone.acts else "unchanged"
-            for act in gone.acts:
-                self._do(row, act)
+            self._remove(row, self._afresh(declared.key))
             return
         _check_allowed(declared.document.spec.allow)
         offered = self._offered(declared)
+        there = self._there.get(declared.key, Registered())
         wanted = plan(declared.document, there, offered, self._owner)
+        if wanted.differences:  # documents before this one may have taken hours
+            there = self._afresh(declared.key)
+            wanted = plan(declared.document, there, offered, self._owner)
         row.differences, row.record = wanted.differences, wanted.record
         if wanted.differences:
             row.outcome = "created" if not there.revisions else "changed"
