@@ -118,7 +118,8 @@ def test_set(lora_fs: LoraFs) -> None:
     assert [one["spec"]["policy"]["ttl_s"] for one in ran.json["records"]] == [900, 900]
     assert ran.json["records"][0]["spec"]["labels"] == {"team": "care", "x": ""}
     assert ran.json["pointer"]["keep_revisions"] == 3
-    lora_fs("set", "a", "--label", "x-", "--policy", "default", "--keep-revisions", "none")
+    ran = lora_fs("set", "a", "--label", "x-", "--policy", "default", "--keep-revisions", "none")
+    assert ran.out.startswith("a@v1: policy as each sidecar is set, team=care, generation ")
     show = lora_fs("show", "a", "-o", "json").json
     assert [one["spec"]["policy"] for one in show["revisions"]] == [None, None]
     assert show["revisions"][0]["spec"]["labels"] == {"team": "care"}

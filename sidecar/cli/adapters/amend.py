@@ -160,7 +160,9 @@ def _tell(context: Context, done: Done, wait: float | None, min_replicas: int, o
         for record in records:
             policy = record.spec.policy
             loaded = policy.kind.value if policy is not None else "policy as each sidecar is set"
-            context.say(f"{record.name}@{record.revision}: {would}{loaded}, generation {record.generation}")
+            labels = "".join(f", {key}={value}" for key, value in record.spec.labels.items())
+            what = f"{would}{loaded}{labels}, generation {record.generation}"
+            context.say(f"{record.name}@{record.revision}: {what}")
         if pointer is not None:
             kept = pointer.keep_revisions or "as many as the namespace says"
             context.say(f"{pointer.name}: gc {'would keep' if dry_run else 'keeps'} {kept}")
