@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ with warnings.catch_warnings():
     from lora_fs.worker_patch.worker.ops import opaque
     from tests.plugin.block import SLOTS, STOCK, WORDS, Make, Model, vllm_config
     from tests.plugin.tensor_parallel import be_rank
+
+
+@pytest.fixture(autouse=True)
+def usual_switches() -> Iterator[None]:
+    """Of two workers in one process each takes the other's interval for the usual one."""
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +34,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(autouse=True)
-def usual_switches() -> Iterator[None]:
-    """Of two workers in one process each takes the other's interval for the usual one."""
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
 
 
 class Site:
