@@ -861,17 +861,17 @@ def test_the_notes_of_pods_that_only_read_write_elsewhere(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("jobs", "told"),
+    ("jobs", "is_cut"),
     [({"blue-init": {"active": 1}}, True), ({"blue-init": {"succeeded": 1}}, False), ({}, False)],
 )
 def test_an_upgrade_says_that_it_ended_the_job_of_the_registry(
-    tmp_path: Path, jobs: dict[str, Object], told: bool
+    tmp_path: Path, jobs: dict[str, Object], is_cut: bool
 ) -> None:
     """As after an install with an image that no node can pull, which an upgrade corrects."""
     with cluster({}, jobs) as url:
         said = notes({}, tmp_path, "--is-upgrade", "--dry-run=server", "--kube-apiserver", url)
-    assert ("exec deploy/blue -c lora-fs -- lora-fs init" in said) is told
-    assert ("removed the Job" in said) is told
+    assert ("exec deploy/blue -c lora-fs -- lora-fs init" in said) is is_cut
+    assert ("removed the Job" in said) is is_cut
 
 
 def test_the_chart_is_the_version_that_it_installs() -> None:

@@ -136,13 +136,13 @@ def test_a_model_that_takes_long_to_load(watched: Watched) -> None:
 
 
 def test_an_engine_that_never_comes(watched: Watched) -> None:
-    """It is told once the time for a start is over."""
+    """The alert fires once the time for a start is over."""
     watched.pod("b", **STARTING)
     assert watched.during(25) == {"LoraFsReplicaNotReady"}
 
 
 def test_an_engine_that_dies(watched: Watched) -> None:
-    """It is told after two minutes, since the sidecar ran for long."""
+    """The alert fires after two minutes, since the sidecar ran for long."""
     pod = watched.pod("a")
     watched.during(30)
     pod.ready, pod.troubles = False, NO_ENGINE
@@ -151,7 +151,7 @@ def test_an_engine_that_dies(watched: Watched) -> None:
 
 
 def test_a_volume_that_is_no_registry(watched: Watched) -> None:
-    """A new replica that waits for a volume, and not for its engine, is told at once."""
+    """For a new replica that waits for a volume, and not for its engine, the alert fires at once."""
     watched.pod("a", ready=False, troubles=("RegistryMissing: there is no lora-fs.json",))
     assert watched.during(5) == {"LoraFsReplicaNotReady"}
 
@@ -180,7 +180,7 @@ def test_a_replica_that_is_gone(watched: Watched) -> None:
 
 
 def test_a_fleet_that_is_gone(watched: Watched) -> None:
-    """It stays told, for as long as nothing is scraped."""
+    """The alert fires for as long as nothing is scraped."""
     watched.pod("a")
     watched.during(30)
     watched.targets.clear()
@@ -203,7 +203,7 @@ def test_a_fleet_at_zero(watched: Watched) -> None:
 
 @pytest.mark.parametrize("kind", ["VolumeUnavailable", "VolumeStalled", "Frozen"])
 def test_a_volume(watched: Watched, kind: str) -> None:
-    """Each of its troubles is told by its name."""
+    """The alert names each condition."""
     watched.pod("a", troubles=(f"{kind}: it does not answer",))
     assert watched.during(2) == {"LoraFsVolume"}
     assert watched.fired["LoraFsVolume"][0]["type"] == kind
@@ -256,7 +256,7 @@ def test_an_adapter_that_nobody_asks_for_any_more(watched: Watched) -> None:
 
 
 def test_a_name_that_the_engine_has(watched: Watched) -> None:
-    """No load is tried, and it is told all the same."""
+    """The alert fires although no load is tried."""
     pod = watched.pod("a", **failing("tiny"))
     pod.reasons = {"tiny": "NameConflict"}
     assert watched.during(30) == {"LoraFsAdapterFails"}
@@ -318,7 +318,7 @@ def test_slow_loads(watched: Watched, series: str, step: str) -> None:
 
 
 def test_a_loop_that_stands(watched: Watched) -> None:
-    """Its replica alone is told."""
+    """The alert fires for its replica alone."""
     pod = watched.pod("a")
     watched.pod("b")
     watched.during(10)

@@ -628,7 +628,7 @@ async def test_a_worker_without_the_weights_ends_the_answers(site: Site) -> None
     await goes_on
 
 
-async def test_a_blank_run_that_no_notice_tells_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_blank_run_without_a_notice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next look at the worker ends the answer, as where the worker is on another machine."""
     api, begun = site.api[0], asyncio.Event()
     await api.load("sql", "/p", record(7))

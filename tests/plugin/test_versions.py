@@ -55,7 +55,7 @@ def test_a_function_with_other_parameters_is_told(where: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("what", [7, dict.update, property(lambda self: None)], ids=type)
-def test_what_is_no_function_any_more_is_told(what: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hooked_name_that_is_no_function_is_reported(what: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error there would be a traceback, whatever LORA_FS_UNFIT is."""
     monkeypatch.setattr(LRUCacheWorkerLoRAManager, "add_adapter", what)
     (told,) = missing()

@@ -107,7 +107,7 @@ async def test_a_failed_unload_of_an_earlier_engine_holds_no_place(make_rig: Mak
 
 
 @pytest.mark.parametrize("why", ["the sidecar restarted", "the load answered too late"])
-async def test_what_this_process_saw_no_load_of_is_told_of(make_rig: MakeRig, why: str) -> None:
+async def test_the_status_has_what_this_process_saw_no_load_of(make_rig: MakeRig, why: str) -> None:
     """It is withdrawn under a request: its status says so until the engine has let it go."""
     rig = make_rig()
     rig.volume.put("sql")

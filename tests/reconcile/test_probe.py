@@ -57,6 +57,14 @@ class Engine:
         return BASE if name is None and self.is_idle else tuple(self.scores)
 
 
+def noisy() -> Engine:
+    """One whose clients do not pause; what the base model says alone is known."""
+    engine = Engine(BASE)
+    engine.base_scores = dict.fromkeys(PROMPTS, BASE)
+    engine.is_idle, engine.is_noisy = False, True
+    return engine
+
+
 @contextmanager
 def probing(engine: Engine) -> Iterator[EffectProbe]:
     probe = EffectProbe(
@@ -119,9 +127,7 @@ async def test_an_engine_that_becomes_another_one_while_it_is_asked() -> None:
 
 async def test_nothing_is_kept_of_bytes_that_are_gone() -> None:
     """Adapters come and go by the thousand, judged and not judged."""
-    engine = Engine(BASE)
-    engine.base_scores = dict.fromkeys(PROMPTS, BASE)
-    engine.is_idle, engine.is_noisy = False, True
+    engine = noisy()
     with probing(engine) as probe:
         probe.look()
         await engine.asked.get()
@@ -147,9 +153,7 @@ async def test_the_base_model_is_asked_once(scores: Scores, found: Effect) -> No
 
 async def test_what_clients_hid_is_found_when_they_pause() -> None:
     """A stream may last longer than all tries beside it: the next look without one finds the adapter."""
-    engine = Engine(BASE)
-    engine.base_scores = dict.fromkeys(PROMPTS, BASE)
-    engine.is_idle, engine.is_noisy = False, True
+    engine = noisy()
     with probing(engine) as probe:
         probe.look()
         asked = [await engine.asked.get() for _ in range(MOST_TRIES * len(PROMPTS) * 2)]

@@ -133,7 +133,7 @@ class Uploads:
         if current is None:
             raise InputError("nothing was sent: send a tar, or the adapter's files")
         await write()
-        await self._threads.run(arriving.close)
+        await self._on_volume(arriving.close)
 
     async def _on_volume(self, call: Callable[[], None]) -> None:
         try:

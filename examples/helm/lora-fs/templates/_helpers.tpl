@@ -129,7 +129,7 @@ seccompProfile:
 {{- .Values.stage.maxBytes | default (div (include "lora-fs.bytes" .Values.stage.sizeLimit | int64) 2) -}}
 {{- end -}}
 
-{{- /* Where a Job's pod runs: a volume that one node mounts is mounted where a replica runs, for as long as it does. */ -}}
+{{- /* Where a Job's pod runs: on a replica's node, if only one node can mount the volume. */ -}}
 {{- define "lora-fs.beside" -}}
 {{- if not (has "ReadWriteMany" .Values.storage.accessModes) -}}
 affinity:
