@@ -212,10 +212,12 @@ def main() -> None:
     options.add_argument("--scenario", action="append", choices=SCENARIOS, help="all of them by default")
     options.add_argument("--policy", action="append", choices=POLICIES, help="all of them by default")
     options.add_argument(
-        "--seconds", type=float, default=60.0, help="of virtual time, after as much of warm-up"
+        "--seconds", type=float, default=60.0, help="of virtual time, 10 at least, after as much of warm-up"
     )
     options.add_argument("--seed", type=int, default=1)
     given = options.parse_args()
+    if given.seconds < 10:
+        options.error("--seconds: before 10 s some policies have answered nothing")
     for name in given.scenario or SCENARIOS:
         scenario = replace(SCENARIOS[name], seconds=given.seconds, warm_s=given.seconds)
         demand = Demand(scenario.adapters, scenario.exponent, given.seed)

@@ -223,3 +223,21 @@ def test_what_was_removed_and_is_told_of_still(two: LoraFs, report: Report, root
     assert "Loaded" in two("events", "a").out
     assert "Draining" in two("status", "a").out
     assert (two("events", "a@v9").code, two("events", "b").code) == (3, 3)
+
+
+@pytest.mark.parametrize("words", [("show",), ("get",), ("get", "-o", "yaml"), ("status",)])
+def test_one_name_is_read_alone(two: LoraFs, folder: Folder, root: Path, words: tuple[str, ...]) -> None:
+    """Who asks for a name waits for no other's record. Another's damage is not told; its own is."""
+    two("register", "ab", folder(3))
+    command, *options = words
+    before = two(command, "a", *options)
+    damage(root, "ab")
+    assert two(command, "a", *options) == before
+    damage(root, "a")
+    assert "unreadable" in two(command, "a", *options).err
+
+
+def damage(root: Path, name: str) -> None:
+    """Let the newest record of v1 hold what is no record."""
+    *_, newest = sorted((root / "default" / MODEL / "v1").glob(f"{name}.@*.json"))
+    newest.write_text("garbage")

@@ -77,7 +77,7 @@ class OverHttp:
     def scopes(self) -> tuple[Scope, ...]:
         return tuple(Scope(one, self._metadata.model.name) for one in self._metadata.namespaces)
 
-    def desired(self, scopes: Sequence[Scope]) -> Desired:
+    def desired(self, scopes: Sequence[Scope], name: str | None = None) -> Desired:
         bodies = {scope: self._read(ScopeBody, self._client.get(_path(scope))) for scope in scopes}
         records = {scope: {one.key: one for one in body.records} for scope, body in bodies.items()}
         pointers = {

@@ -41,8 +41,12 @@ class Backend(Protocol):
     def scopes(self) -> tuple[Scope, ...]:
         """List every scope there is, as far as this run may see."""
 
-    def desired(self, scopes: Sequence[Scope]) -> Desired:
-        """Read the registered adapters of scopes; ``problems`` names what is unreadable."""
+    def desired(self, scopes: Sequence[Scope], name: str | None = None) -> Desired:
+        """Read the registered adapters of scopes; ``problems`` names what is unreadable.
+
+        Args:
+            name: this one has to be there, with its problems; others need not.
+        """
 
     def names(self, scope: Scope, beginning: str) -> Iterable[str]:
         """List registered names that begin so, some twice, for a shell. An unreadable one is among them."""

@@ -46,7 +46,11 @@ class OnVolume:
     def scopes(self) -> tuple[Scope, ...]:
         return tuple(self._reader.scopes())
 
-    def desired(self, scopes: Sequence[Scope]) -> Desired:
+    def desired(self, scopes: Sequence[Scope], name: str | None = None) -> Desired:
+        if name is not None:
+            narrow = RegistryView(self._context.reader(only=name), tuple(scopes))
+            narrow.refresh()
+            return narrow.desired
         view = self._views.get(tuple(scopes))
         if view is None:
             view = self._views[tuple(scopes)] = RegistryView(self._reader, tuple(scopes))

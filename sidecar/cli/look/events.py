@@ -118,7 +118,7 @@ def events(
     wanted = Wanted(scopes, name, revision, all_namespaces)
     told, unreadable = _read(backend, wanted)
     if name is not None and not told and not unreadable:
-        check_registered(backend.desired(scopes), scopes, name, revision)
+        check_registered(backend.desired(scopes, name), scopes, name, revision)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")
     if follow:

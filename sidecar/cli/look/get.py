@@ -45,7 +45,8 @@ def get(
         raise click.UsageError("--selector and --all-namespaces are for a list: leave NAME out")
     if output is Format.YAML:
         selection = Selection.parse(name, selector)
-        _write_documents(context, selection, revision, all_namespaces=all_namespaces)
+        only = None if is_list else name
+        _write_documents(context, selection, only, revision, all_namespaces=all_namespaces)
     elif is_list:
         run.invoke(
             list_adapters,
@@ -60,7 +61,7 @@ def get(
 
 
 def _write_documents(
-    context: Context, selection: Selection, revision: str | None, *, all_namespaces: bool
+    context: Context, selection: Selection, only: str | None, revision: str | None, *, all_namespaces: bool
 ) -> None:
     """Print a document for each name, of the revision that it serves; else of the last one."""
     import yaml  # needed for this format alone
@@ -68,7 +69,7 @@ def _write_documents(
     from lora_fs.sidecar.cli.declared.documents import document_of
 
     scopes = context.scopes(all_namespaces=all_namespaces)
-    with read(context, scopes) as desired:
+    with read(context, scopes, only) as desired:
         chosen: dict[tuple[Scope, str], Record] = {}
         for record, _ in sorted(rows_of(desired), key=lambda row: row[1]):
             if revision in (None, record.revision) and selection.covers(record.name, record):

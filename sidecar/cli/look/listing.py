@@ -19,9 +19,9 @@ from lora_fs.sidecar.registry.view.snapshot import Desired
 
 
 @contextmanager
-def read(context: Context, scopes: Sequence[Scope]) -> Iterator[Desired]:
-    """The registered adapters. Shows the readable ones, and fails if any is unreadable."""
-    desired = context.backend.desired(scopes)
+def read(context: Context, scopes: Sequence[Scope], name: str | None = None) -> Iterator[Desired]:
+    """The registered adapters, or those of one name. Shows what is readable; fails if something is not."""
+    desired = context.backend.desired(scopes, name)
     for problem in desired.problems.values():
         complain(f"unreadable, left out or shown as it was before: {problem}")
     yield desired

@@ -38,7 +38,7 @@ def show(context: Context, name: str, revision: str | None, output: Format) -> N
       lora-fs show support
       lora-fs show support@v1 -o json
     """
-    with read(context, (context.scope(),)) as desired:
+    with read(context, (context.scope(),), name) as desired:
         _show(context, desired, name, revision, output)
 
 

@@ -189,7 +189,7 @@ def status(
     if watch and tells:
         raise click.UsageError("--watch and --exit-code exclude each other")
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
-    desired, reports = backend.desired(scopes), backend.reports()
+    desired, reports = backend.desired(scopes, name), backend.reports()
     fleet = backend.fleet(name)
     lost: TemporaryError | None = None
     is_checked = name is None
@@ -221,7 +221,7 @@ def status(
             return
         time.sleep(WATCH_S)
         try:
-            desired, reports, lost = backend.desired(scopes), backend.reports(), None
+            desired, reports, lost = backend.desired(scopes, name), backend.reports(), None
             fleet = backend.fleet(name)
         except TemporaryError as error:
             lost = error

@@ -103,11 +103,11 @@ class Context:
             raise click.UsageError("say where the registry is: --root DIR or LORA_FS_ROOT")
         return self.settings.root
 
-    def reader(self) -> Reader:
-        """Open the registry to read it."""
+    def reader(self, *, only: str | None = None) -> Reader:
+        """Open the registry to read it. ``only``: this name alone."""
         from lora_fs.sidecar.registry.store.reader import Reader
 
-        return Reader.of(self.root())
+        return Reader.of(self.root(), only=only)
 
     def registry(self, *, create: bool = False) -> Registry:
         """Open the registry. ``create``: make one if there is none and the settings say so."""

@@ -6,7 +6,7 @@ belongs elsewhere. A missing folder is empty; one that the volume does not list 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -66,19 +66,20 @@ class Reader:
 
     Args:
         marker: None where there is none yet: the first that ``check_identity`` reads is this registry's.
+        only: list this name alone, for whoever reads no other.
     """
 
-    def __init__(self, layout: Layout, marker: Marker | None) -> None:
-        self.layout, self._marker = layout, marker
+    def __init__(self, layout: Layout, marker: Marker | None, *, only: str | None = None) -> None:
+        self.layout, self._marker, self._only = layout, marker, only
 
     @classmethod
-    def of(cls, path: Path) -> Reader:
+    def of(cls, path: Path, *, only: str | None = None) -> Reader:
         """Open the registry in a folder, to read it.
 
         Raises:
             RegistryMissing: there is none. RegistryLost, FormatTooNew, VolumeUnavailable: it cannot be read.
         """
-        return Reader(Layout(path), read_marker(path))
+        return Reader(Layout(path), read_marker(path), only=only)
 
     def sweep(self) -> None:
         """Do what is due some time after a write: a reader writes nothing."""
@@ -226,6 +227,8 @@ class Reader:
                 raise
             unlisted[folder] = error
             return last
+        if self._only is not None:
+            names = _of_name(self._only, names)
         return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
 
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
@@ -234,8 +237,7 @@ class Reader:
         for revision in self._names(self.layout.scope(scope)):
             if is_segment(revision):
                 names = self._names(self.layout.revision(scope, revision))
-                own = [entry for entry in names if entry == name or entry.startswith(f"{name}.@")]
-                if own:
+                if own := _of_name(name, names):
                     found[revision] = Listing.of(own)
         return found
 
@@ -311,3 +313,8 @@ class Reader:
             return self.read(series, listed)
         except CorruptRecord:
             return self.latest(series)[1]
+
+
+def _of_name(name: str, entries: Iterable[str]) -> list[str]:
+    """The folder and the files of one name among a revision's, or its pointers."""
+    return [entry for entry in entries if entry == name or entry.startswith(f"{name}.@")]
