@@ -288,8 +288,10 @@ def test_a_bar_on_a_terminal(root: Path, folder: Callable[[int], str], words: li
     assert "reading" not in ran.stdout
 
 
-def interrupt(words: list[str], until: Callable[[subprocess.Popen[str]], object]) -> tuple[int, str]:
-    """Run a command, press Ctrl-C once ``until`` returns; its exit code and stderr."""
+def interrupt(
+    words: list[str], until: Callable[[subprocess.Popen[str]], object], by: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    """Run a command, send it the signal once ``until`` returns; its exit code and stderr."""
     with interruptible():
         running = subprocess.Popen(
             [LORA_FS, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -297,7 +299,7 @@ def interrupt(words: list[str], until: Callable[[subprocess.Popen[str]], object]
     with running:
         try:
             until(running)
-            running.send_signal(signal.SIGINT)
+            running.send_signal(by)
             _, stderr = running.communicate(timeout=60)
         finally:
             running.kill()
@@ -310,10 +312,30 @@ def first_line(running: subprocess.Popen[str]) -> None:
     assert running.stdout.readline()
 
 
-def test_ctrl_c(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
-    """It ends what watches with 130 and one line."""
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=lambda by: by.name)
+def test_ctrl_c(root: Path, lora_fs: LoraFs, folder: Callable[[int], str], by: signal.Signals) -> None:
+    """It ends what watches with 130 and one line; so does the signal that ends a Job's pod."""
     lora_fs("register", "a", folder(1))
-    assert interrupt(["status", "--watch"], first_line) == (130, "lora-fs: interrupted")
+    assert interrupt(["status", "--watch"], first_line, by) == (130, "lora-fs: interrupted")
+
+
+def test_a_containers_first_process_ends(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
+    """The kernel keeps signals from it that it does not handle."""
+    lora_fs("register", "a", folder(1))
+    first = subprocess.Popen(
+        ["unshare", "--user", "--map-root-user", "--pid", "--fork", LORA_FS, "status", "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with first:
+        try:
+            first_line(first)
+            (inside,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+            os.kill(int(inside), signal.SIGTERM)
+            assert first.communicate(timeout=60)[1].strip() == "lora-fs: interrupted"
+        finally:
+            first.kill()
 
 
 def test_ctrl_c_while_waiting(

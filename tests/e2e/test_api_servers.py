@@ -94,7 +94,10 @@ def listed(client: httpx.Client) -> set[str]:
 def test_both_servers_serve_what_one_command_registered(
     served: tuple[Process, Volume], clients: dict[str, httpx.Client], adapters: Adapters
 ) -> None:
-    """``--wait`` knows both; 32 first requests on both at once are one load, and one answer."""
+    """``--wait`` knows both; 32 first requests on both at once are one load, and one answer.
+
+    Whichever server a scrape reaches, it has the requests of both.
+    """
     assert clients.keys() == {"pod", "pod-1"}
     served[1].run("register", "shared", str(adapters(40)), "--wait", "20")
     assert all("shared" in listed(client) for client in clients.values())
@@ -107,6 +110,18 @@ def test_both_servers_serve_what_one_command_registered(
         lambda: all(metric(client, "lora_fs_host_loads_total") == 1 for client in clients.values()),
         timeout_s=60,
     )
+    wait_until(
+        "each tells the requests of both",
+        lambda: all(asked(client, "shared") == 32 for client in clients.values()),
+        timeout_s=60,
+    )
+
+
+def asked(client: httpx.Client, name: str) -> float:
+    """How many requests for a name a server tells."""
+    text = client.get("/metrics").raise_for_status().text
+    found = re.findall(rf'^lora_fs_revision_requests_total{{[^}}]*"{name}"[^}}]*}} (\S+)$', text, re.M)
+    return sum(map(float, found))
 
 
 def test_a_vllm_started_by_its_own_command_answers_alike(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -51,6 +51,7 @@ from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch import compat
 from lora_fs.worker_patch.api.ending import Ending
+from lora_fs.worker_patch.api.shared_series import SharedSeries, server_number, shared_among
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
@@ -89,7 +90,8 @@ class Endpoint:
         self._fit = fit
         self._late = _Late()
         self._static: frozenset[str] = frozenset()  # names of --lora-modules
-        self._series = CollectorRegistry()
+        self._series, self._workers = CollectorRegistry(), CollectorRegistry()
+        self._shared: SharedSeries | None = None  # where there are several API servers
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
         self._ending = Ending()
@@ -154,6 +156,7 @@ class Endpoint:
                     ends = partial(self._ends, app.state)
                     async with (
                         self._assembly.running(),
+                        self._shared.running() if self._shared is not None else nullcontext(),
                         board.running(),
                         admin.watching(),
                         self._ending.watched(ends, self._end),
@@ -218,8 +221,10 @@ class Endpoint:
         self._static = frozenset(serving.lora_requests)
         replica.names.of_engine = self._static.union(bases)  # before the first look at the engine
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
-        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
+        self._workers.register(Tiers(lambda: engine.seen))
+        for collector in (observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
+        self._shared = shared_among(engine_client, self._own_series)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))
         shown_logger = logger if "log_format" in settings.model_fields_set else vllms_logger
         shown_logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)
@@ -235,9 +240,14 @@ class Endpoint:
         @router.get("/metrics", include_in_schema=False)
         async def metrics() -> Response:
             theirs = await anyio.to_thread.run_sync(lambda: public(generate_latest(by_vllm), self._static))
-            return Response(theirs + await observe.exposed(self._series), media_type=CONTENT_TYPE_LATEST)
+            if self._shared is not None:
+                return Response(theirs + await self._shared.exposed(), media_type=CONTENT_TYPE_LATEST)
+            return Response(theirs + b"".join(await self._own_series()), media_type=CONTENT_TYPE_LATEST)
 
         return router
+
+    async def _own_series(self) -> tuple[bytes, bytes]:
+        return await observe.exposed(self._series), await observe.exposed(self._workers)
 
     def _complete(self, client: EngineClient, serving: OpenAIServingModels) -> Settings:
         """Add what the engine knows of itself to what the environment said."""
@@ -250,9 +260,9 @@ class Endpoint:
             "base_model": settings.base_model or client.model_config.model,
             "max_rank": settings.max_rank or lora_config.max_lora_rank,
         }
-        index = getattr(getattr(client, "engine_core", None), "client_index", 0)
-        if index:  # one API server of several: each observes for itself
-            known["replica_id"] = f"{settings.replica_id}-{index}"
+        number = server_number(client)
+        if number:  # one API server of several: each observes for itself
+            known["replica_id"] = f"{settings.replica_id}-{number}"
         return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
 
 

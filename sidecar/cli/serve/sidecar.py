@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -173,6 +174,7 @@ async def listen(
             one.listen(config.backlog)
     except OSError as error:
         raise _taken(settings.host, settings.port, error) from error
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # uvicorn raises again what ended it: it is no interruption
     try:
         await Server(config, end, ended).serve(sockets)
     except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why

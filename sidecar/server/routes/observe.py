@@ -152,7 +152,9 @@ class Refusals(Collector):
         )
 
 
-class _Collected(Collector):
+class Collected(Collector):
+    """Families that are collected already."""
+
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
@@ -162,7 +164,7 @@ class _Collected(Collector):
 
 async def exposed(registry: CollectorRegistry) -> bytes:
     """The text of a scrape: collected on the event loop, where the state is, and written in a thread."""
-    collected = _Collected(list(registry.collect()))
+    collected = Collected(list(registry.collect()))
     return await anyio.to_thread.run_sync(generate_latest, collected)
 
 

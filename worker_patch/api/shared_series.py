@@ -1,0 +1,113 @@
+"""One scrape has the series of all API servers, whichever of them it reaches.
+
+vLLM has several API servers on one port. Each leaves its series in vLLM's folder for them, and whoever
+answers a scrape adds the others' counts to its own. A count never falls, as it would if scrapes met now one
+server's, now another's: an answer writes before it reads, so that no later answer knows less. Gauges are
+those of the server that answers: all of them follow the same registry and the same workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from prometheus_client import Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from lora_fs.sidecar.server.routes.observe import Collected
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+
+FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # vLLM makes it, and removes it at its end
+WRITE_S: Final = 5.0  # what other servers know of this one is at most so old
+COUNTS: Final = frozenset(("counter", "histogram", "summary"))
+
+Texts = tuple[bytes, bytes]
+"""A server's own series, and those of the engine's workers as it last saw them."""
+
+
+def server_number(client: EngineClient) -> int:
+    """Which of the API servers this is; 0 if there is one."""
+    return getattr(getattr(client, "engine_core", None), "client_index", 0)
+
+
+def shared_among(client: EngineClient, own: Callable[[], Awaitable[Texts]]) -> SharedSeries | None:
+    """What this server shares with others; None if there are none."""
+    count, folder = client.vllm_config.parallel_config._api_process_count, os.environ.get(FOLDER)
+    if count < 2 or folder is None:
+        return None
+    return SharedSeries(Path(folder), server_number(client), count, own)
+
+
+class SharedSeries:
+    """The series of ``count`` servers, of which this one is ``number``. ``own`` collects its texts."""
+
+    def __init__(self, folder: Path, number: int, count: int, own: Callable[[], Awaitable[Texts]]) -> None:
+        self._files = [folder / f"lora_fs_{one}.json" for one in range(count)]
+        self._file, self._own = self._files[number], own
+        self._writing = anyio.Lock()  # else what was collected earlier could replace what came later
+
+    async def exposed(self) -> bytes:
+        """The text of a scrape."""
+        return await anyio.to_thread.run_sync(self._with_others, await self._written())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let the other servers know of this one, also while no scrape reaches it."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write_often)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _write_often(self) -> None:
+        while True:
+            await self._written()
+            await anyio.sleep(WRITE_S)
+
+    async def _written(self) -> Texts:
+        async with self._writing:
+            own = await self._own()
+            with suppress(OSError):  # the folder is full: a scrape of this server tells all the same
+                await anyio.to_thread.run_sync(self._write, own)
+            return own
+
+    def _write(self, own: Texts) -> None:
+        temporary = self._file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps([text.decode() for text in own]))
+        temporary.replace(self._file)
+
+    def _with_others(self, own: Texts) -> bytes:
+        others = (file for file in self._files if file != self._file and file.exists())
+        texts = [[text.decode() for text in own], *(json.loads(file.read_text()) for file in others)]
+        served, worked = zip(*texts, strict=True)
+        # All servers see the same workers; the largest count is what one of them saw last.
+        return generate_latest(Collected([*combined(served, add), *combined(worked, max)]))
+
+
+def combined(texts: Iterable[str], of: Callable[[float, float], float]) -> list[Metric]:
+    """Return the families of the first text; what they count is combined with what the others' count."""
+    first, *others = ({one.name: one for one in text_string_to_metric_families(text)} for text in texts)
+    for families in others:
+        for name, other in families.items():
+            if other.type not in COUNTS:
+                continue
+            mine = first.setdefault(name, Metric(name, other.documentation, other.type))
+            known = {_series(sample): sample for sample in mine.samples}
+            for sample in other.samples:
+                before = known.get(_series(sample))
+                value = sample.value if before is None else of(before.value, sample.value)
+                known[_series(sample)] = sample._replace(value=value)
+            mine.samples = [*known.values()]
+    return [*first.values()]
+
+
+def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
+    return sample.name, frozenset(sample.labels.items())
