@@ -21,12 +21,14 @@ from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.evaluation.cases import Case
 from lora_fs.sidecar.evaluation.patience import Patience
+from lora_fs.sidecar.model import AdapterKey
 
 ANSWER_S: Final = 300.0  # between two pieces of an answer
 CONNECT_S: Final = 5.0
 END_S: Final = 1.0  # from ``[DONE]`` to the end of the body
 MOST_ANSWER_CHARS: Final = 4 << 20
 MOST_LIKELY: Final = 20
+ADAPTER: Final = "x-lora-fs-adapter"  # of an answer: ``server.middleware.answers``
 AWAY: Final = frozenset({429, 502, 503, 504})
 
 
@@ -48,28 +50,32 @@ class Answer:
 
     Attributes:
         likely: log-probabilities of likely first tokens, if requested.
-        ttft_ms: from the request to the first piece of text. tokens_per_s: after the first token.
+        ttft_ms: from the request to the first piece of text.
+        tokens_per_s: after the first token; None if all text came at once.
+        adapter: the adapter that answered, if the address is a replica's or a gateway's.
     """
 
     text: str = ""
     likely: dict[str, float] = field(default_factory=dict)
     ttft_ms: float | None = None
     tokens_per_s: float | None = None
+    adapter: str | None = None
 
 
 async def find_model(
-    asker: Asker, names: tuple[str, ...], patience: Patience, told: Callable[[ReplicaAway], None]
+    asker: Asker, key: AdapterKey, patience: Patience, told: Callable[[ReplicaAway], None]
 ) -> str:
-    """Return the first of ``names`` that gets an answer: one, or with the namespace before it.
+    """Return the name under which a revision answers: its own, or with the namespace before it.
 
     Args:
         told: called once, if the replica is away.
     Raises:
-        Refused: none is. ReplicaAway: nobody answers, for longer than the patience.
+        Refused: neither does, or another adapter answers to it.
+        ReplicaAway: nobody answers, for longer than the patience.
     """
     while True:
         try:
-            return await _first(asker, names)
+            return await _first(asker, key)
         except ReplicaAway as error:
             if patience.away_since is None:
                 told(error)
@@ -81,11 +87,15 @@ async def find_model(
         await patience.pause()
 
 
-async def _first(asker: Asker, names: tuple[str, ...]) -> str:
+async def _first(asker: Asker, key: AdapterKey) -> str:
+    plain = f"{key.name}@{key.revision}"
+    names = (plain, f"{key.namespace}/{plain}")
     probe = Case.model_validate({"prompt": "a", "max_tokens": 1, "expect": {"exact": "a"}})
     for name in names:
         try:
-            await asker.ask(name, probe)
+            answer = await asker.ask(name, probe)
+            if answer.adapter not in (None, str(key)):
+                raise Refused(404, f"{name} is {answer.adapter} there, not {key}")
         except Refused as error:
             if error.status != 404 or name == names[-1]:
                 raise
@@ -111,8 +121,11 @@ class Asker:
                     raise ReplicaAway(f"{self.url} answers {response.status}: {await _reason(response)}")
                 if response.status != 200:
                     raise Refused(response.status, await _reason(response))
+                answer.adapter = response.headers.get(ADAPTER)
                 await _read(response, answer, began)
                 await _end(response)
+        except aiohttp.http_exceptions.LineTooLong as error:
+            raise Refused(200, "an event of the answer is too long") from error
         except aiohttp.ClientConnectorError as error:
             raise ReplicaAway(str(not_there(self.url, error))) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -153,11 +166,12 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, began: float) 
         event = _event(data)
         if "error" in event:
             raise _failure(event["error"])
-        last = time.perf_counter()
+        now = time.perf_counter()
         for choice in event.get("choices") or ():
             piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            last = now if piece else last
             if first is None and (piece or choice.get("finish_reason")):
-                first = last
+                first = now
                 answer.likely.update(_likely(choice.get("logprobs")))
             parts.append(piece)
             length += len(piece)

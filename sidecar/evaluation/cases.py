@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,11 @@ def check(path: Path, *, scored: bool = False) -> Data:
     Args:
         scored: a command scores the answers: a case need not say what it expects.
     Raises:
-        InputError: with file, line, field and reason of each broken line, the first few in full.
+        InputError: with file, line, field and reason of each broken line, the first few in full; or it is a
+            pipe, which gives its lines once.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no regular file, and cases are read twice: write them to a file")
     digest, count, broken = hashlib.sha256(), 0, list[str]()
     wrong = 0
     for number, line in _lines(path):
@@ -115,7 +119,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _case(path: Path, number: int, line: bytes, *, scored: bool) -> Case:
     try:
-        case = Case.model_validate_json(line.rstrip())
+        case = Case.model_validate_json(line.rstrip().removeprefix(BOM_UTF8))
     except ValidationError as error:
         loc, why = field_errors.first(error, "JSON object")
         why = why.replace(" at line 1 column ", " at column ")  # a line of the JSON is all that there is

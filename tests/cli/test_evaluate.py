@@ -170,3 +170,34 @@ def test_an_answer_of_any_number(lora_fs: LoraFs, replica: Start, data: Data) ->
     ran = lora_fs("evaluate", "a@v2", "--data", str(data(*lines)), "--url", url, "--dry-run", "-o", "json")
     assert ran.code == 0, ran.err
     assert ran.json["measured"]["figures"]["pass_rate"] == 0
+
+
+def test_a_result_that_cannot_be_kept(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """The journal stays until the result is kept: the next run asks nothing again."""
+    at = replica(same)
+    words = ("evaluate", "a@v2", "--data", str(data()), "--url", at.url, "--journal", "j")
+    kept(root).parents[1].write_text("in the way")
+    assert lora_fs(*words).code != 0
+    asked = len(at.seen)
+    kept(root).parents[1].unlink()
+    assert lora_fs(*words).code == 0
+    assert len(at.seen) - asked == 2  # whether both revisions are there
+    assert not Path("j").exists()
+
+
+def test_another_adapter_answers(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """A replica of another namespace or base model has another adapter under the name: nothing is kept."""
+    at = replica(same)
+    at.headers["X-Lora-Fs-Adapter"] = f"team-b/{MODEL}/v2/a"
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data()), "--url", at.url)
+    assert ran.code == 1
+    assert f"a@v2 is team-b/{MODEL}/v2/a there, not default/{MODEL}/v2/a" in ran.err
+    assert not kept(root).exists()
+
+
+def test_against_itself(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """It is refused before a question: a revision is never worse than itself."""
+    at = replica(same)
+    ran = lora_fs("evaluate", "a@v2", "--against", "v2", "--data", str(data()), "--url", at.url)
+    assert (ran.code, at.seen, kept(root).exists()) == (2, [], False)
+    assert "compare it with another revision" in ran.err

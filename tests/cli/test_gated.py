@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.cli.adapters import stepping
-from lora_fs.sidecar.model import AdapterStatus, Phase, Quota, ReplicaStatus, RevisionUsage, Scope
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Quota, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 from lora_fs.sidecar.model.gates import parse
 from lora_fs.sidecar.reconcile.status_file import HEARTBEAT_S
@@ -236,6 +236,7 @@ def test_it_advances(lora_fs: LoraFs, root: Path) -> None:
     evaluated(root, 0.95)
     ran = lora_fs(*STEPS, "5,25,100", "--gate", GATE)
     assert ran.code == 0, ran.err
+    assert "no live replica reports" in ran.err
     assert ran.out.splitlines() == [
         "a@v2 answers 5 % of the requests",
         "a@v2 answers 25 % of the requests",
@@ -245,9 +246,11 @@ def test_it_advances(lora_fs: LoraFs, root: Path) -> None:
     assert serves(lora_fs) == ("v2", None)
 
 
-def test_it_stays_at_a_last_step(lora_fs: LoraFs, root: Path) -> None:
+def test_it_stays_at_a_last_step(lora_fs: LoraFs, report: Report) -> None:
     """Without 100 it stays at the last share, and goes on from there."""
-    assert lora_fs(*STEPS, "5,25").code == 0
+    report("pod-a")
+    ran = lora_fs(*STEPS, "5,25")
+    assert (ran.code, ran.err) == (0, "")
     assert serves(lora_fs) == ("v1", {"revision": "v2", "percent": 25})
     assert lora_fs("canary", "a", "--every", "0s", "--steps", "50,100").code == 0
     assert serves(lora_fs) == ("v2", None)
@@ -333,6 +336,79 @@ def test_ctrl_c(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(time, "sleep", press)
         assert lora_fs("canary", "a", "v2", "--every", "1h", "--steps", "5,100").code == 130
     assert serves(lora_fs) == ("v1", None)
+
+
+@contextmanager
+def at_a_look(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> Iterator[None]:
+    """Do something once, where a step would wait for its next look; it waits no longer than that."""
+    sleep, done = time.sleep, list[object]()
+
+    def act(seconds: float) -> None:
+        if seconds < stepping.LOOK_S:  # a write's own pause
+            return sleep(seconds)
+        if not done:
+            done.append(then())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", act)
+        yield
+    assert done
+
+
+@pytest.mark.parametrize("steps", ["5,25,100", "100"])
+@pytest.mark.parametrize(
+    ("acts", "left"),
+    [
+        ([("canary", "a", "--abort")], ("v1", None)),
+        ([("canary", "a", "--percent", "1")], ("v1", {"revision": "v2", "percent": 1})),
+        (
+            [("canary", "a", "--abort"), ("canary", "a", "v3", "--percent", "1")],
+            ("v1", {"revision": "v3", "percent": 1}),
+        ),
+        ([("promote", "a", "v3")], ("v3", None)),
+    ],
+    ids=["ended", "changed", "another", "promoted"],
+)
+def test_somebody_else_acts(
+    lora_fs: LoraFs,
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: str,
+    acts: list[tuple[str, ...]],
+    left: tuple[str, Any],
+) -> None:
+    """A trial that somebody else ended, changed or replaced is theirs: exit 4, and it stays as it is."""
+    assert lora_fs("register", "a", folder(3), "--no-activate").code == 0
+
+    def somebody() -> None:
+        assert [lora_fs(*words).code for words in acts] == [0] * len(acts)
+
+    with at_a_look(monkeypatch, somebody):
+        ran = lora_fs("canary", "a", "v2", "--every", "5s", "--steps", steps)
+    assert (ran.code, "somebody else" in ran.err) == (4, True), ran
+    assert serves(lora_fs) == left
+
+
+def test_another_trial_is_under_way(lora_fs: LoraFs, folder: Folder) -> None:
+    """Steps are refused beside the trial of another revision, which goes on."""
+    assert lora_fs("register", "a", folder(3), "--no-activate").code == 0
+    assert lora_fs("canary", "a", "v3", "--percent", "7").code == 0
+    assert lora_fs(*STEPS, "5,100").code == 4
+    assert serves(lora_fs) == ("v1", {"revision": "v3", "percent": 7})
+
+
+def test_a_replica_that_reports_late() -> None:
+    """What a replica counted before its first report of a step is not of the step."""
+    key = AdapterKey("default", MODEL, "v2", "a")
+
+    def told(requests: int) -> list[ReplicaStatus]:
+        usage = {str(key): RevisionUsage(requests=requests, errors_5xx=requests)}
+        return [ReplicaStatus(replica="pod-a", model=MODEL, namespaces=("default",), usage=usage)]
+
+    live = stepping.Live(key)
+    for requests in (None, 900, 901):
+        live.begin(told(requests) if requests is not None else [])
+    assert live.figures(told(902)) == {"live_requests": 2, "live_errors": 2, "live_error_rate": 1.0}
 
 
 @pytest.mark.parametrize("steps", ["", "0,5", "5,5", "25,5", "5,101", "5;10", "five", "5,"])

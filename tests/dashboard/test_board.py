@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from lora_fs.demo.process import LOCAL
-from lora_fs.sidecar.model import Phase, RevisionUsage, Scope
+from lora_fs.sidecar.model import Download, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.dashboard import board
+from lora_fs.sidecar.server.dashboard.usage import FleetUsage
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.dashboard.conftest import HERE, Live, sidecar
 from tests.registry.conftest import Clock
@@ -86,16 +87,20 @@ def test_changes_come_alone(live: Live) -> None:
     live.unregister("c")
     reader.until(lambda r: "c" not in r.rows)
     assert not any(told["full"] for told in reader.told[seen:])
+    live.report("one more", {})
+    reader.until(lambda r: "one more" in r.columns)
+    assert reader.told[-1]["full"], "the cells of all rows stand elsewhere"
 
 
 def test_a_reader_of_another_process_gets_all(live: Live) -> None:
     """A ``since`` that this process never gave, or nonsense, is nothing."""
     live.register("a")
-    for since in ("", "00000000.7.1", "nonsense", "..", "a.b.c", "\u0661.\u0661.\u0661"):
+    for since in ("", "00000000.7.999", "nonsense", "..", "a.b.c", "\u0661.\u0661.\u0661"):
         reader = Reader(live.url)
         reader.since = since
         reader.until(lambda r: "a" in r.rows)
         assert reader.told[0]["full"]
+        assert reader.told[0]["history"]
 
 
 def test_a_lost_replica_is_not_empty(live: Live) -> None:
@@ -156,6 +161,18 @@ def test_the_counts_of_an_adapter_are_summed_over_the_fleet(live: Live) -> None:
     reader.until(lambda r: r.rows["a"][8:] == [6, 0, None])
 
 
+def test_counts_of_other_namespaces() -> None:
+    """What a replica counts of namespaces and models that this one does not serve is in no sum. Sums are made
+    every few seconds."""
+    usage = FleetUsage()
+    counts = {"default/tiny/v1/a": used(1), "other/tiny/v1/a": used(2), "default/large/v1/a": used(4)}
+    usage.note(ReplicaStatus(replica="one", model="tiny", namespaces=("default", "other"), usage=counts))
+    sums = usage.sums("tiny", ("default",))
+    assert sums is not None
+    assert {name: totals.requests for name, totals in sums.items()} == {"a": 1}
+    assert usage.sums("tiny", ("default",)) is None
+
+
 def test_each_revision_has_the_counts_of_the_fleet(live: Live) -> None:
     """What a report left out is unknown, and no 0; a canary's phase is not the name's."""
     live.register("a")
@@ -179,6 +196,20 @@ def test_each_revision_has_the_counts_of_the_fleet(live: Live) -> None:
         assert client.get("/v1/dashboard/adapters/a").json()["usage_whole"] is False
 
 
+def test_a_canary_that_fails_beside_an_unloaded_name(live: Live) -> None:
+    """A lazy name that waits for its first request is unloaded, whatever its canary's phase is there."""
+    live.register("a")
+    live.register("b")
+    live.revise("a", activate=False)
+    reader = Reader(live.url)
+    reader.until(lambda r: r.rows.keys() == {"a", "b"})
+    live.report("one", {"a@v2": Phase.FAILED, "b": Phase.FAILED})
+    reader.until(lambda r: "F" in r.rows["b"][6])
+    assert (reader.rows["a"][6][reader.columns.index("one")], reader.rows["a"][7]) == (".", "")
+    with httpx.Client(base_url=live.url, **LOCAL) as client:
+        assert "one" not in client.get("/v1/dashboard/adapters/a").json()["replicas"]
+
+
 @pytest.fixture
 def tenants(tmp_path: Path) -> Any:
     tokens = tmp_path / "tokens"
@@ -190,7 +221,8 @@ def tenants(tmp_path: Path) -> Any:
 
 
 def test_tenants_do_not_see_each_other(tenants: Live) -> None:
-    """Rows, names that went, conditions and details are of what the caller may read."""
+    """Rows, names that went, conditions, downloads and details are of what the caller may read; who may not
+    read every namespace gets no counts, and no name in what went wrong."""
     team, nobody, operators = (
         Reader(tenants.url, "for-team-a-only"),
         Reader(tenants.url),
@@ -204,12 +236,27 @@ def test_tenants_do_not_see_each_other(tenants: Live) -> None:
         "other",
         {},
         conditions=("NotAdopted: team-b/tiny/v1/secret: torn",),
+        downloads={
+            name: Download(
+                name=name, namespace=name[:6], source="hf://x/y", phase=Phase.DOWNLOADING, since=""
+            )
+            for name in ("team-a/big", "team-b/big")
+        },
+        in_flight=3,
         scope=Scope("team-a", "tiny"),
     )
+    Layout(tenants.root).replica("torn").write_bytes(b"{")
     for reader in (team, operators):
-        reader.until(lambda r: bool(r.replicas.get("other", {}).get("conditions")))
+        reader.until(lambda r: bool("other" in r.replicas and r.told[-1]["problem"]))
     assert team.replicas["other"]["conditions"] == ["NotAdopted"]
     assert "secret" in operators.replicas["other"]["conditions"][0]
+    downloads = [[one["name"] for one in r.replicas["other"]["downloads"]] for r in (team, operators)]
+    assert downloads == [["team-a/big"], ["team-a/big", "team-b/big"]]
+    assert team.replicas["other"]["figures"] == {}
+    assert operators.replicas["other"]["figures"]["in_flight"] == 3
+    assert [any(told["history"] for told in r.told) for r in (team, operators)] == [False, True]
+    assert team.told[-1]["problem"] == "not everything could be read"
+    assert "torn" in operators.told[-1]["problem"]
     tenants.unregister("of-team-b", Scope("team-b", "tiny"))
     operators.until(lambda r: len(r.rows) == 1)
     team.read(wait_s=1)

@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 
-# Given the model and the request: the text, a status to refuse with, or None to hang up in the middle.
-Answers = Callable[[str, dict[str, Any]], str | int | None]
+# Given the model and the request: the text, a choice or an error of a stream, a status to refuse with, or
+# None to hang up in the middle.
+Answers = Callable[[str, dict[str, Any]], str | dict[str, Any] | int | None]
 
 
 class Replica:
-    """Answers as a vLLM streams. ``seen``: the models that were asked, in order."""
+    """Answers as a vLLM streams.
+
+    Attributes:
+        seen: the models that were asked, in order. headers: of each answer.
+    """
 
     def __init__(self, answers: Answers) -> None:
-        self.answers, self.seen = answers, list[str]()
+        self.answers, self.seen, self.headers = answers, list[str](), dict[str, str]()
         replica = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,11 +46,14 @@ class Replica:
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Transfer-Encoding", "chunked")
+                for name, value in replica.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 chat = self.path.endswith("/chat/completions")
                 piece = answer if answer is not None else "half"
-                choice = {"delta": {"content": piece}} if chat else {"text": piece}
-                self._chunk(f"data: {json.dumps({'choices': [choice]})}\n\n")
+                plain = {"delta": {"content": piece}} if chat else {"text": piece}
+                choice = answer if isinstance(answer, dict) else plain
+                self._chunk(f"data: {json.dumps(choice if 'error' in choice else {'choices': [choice]})}\n\n")
                 if answer is None:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)

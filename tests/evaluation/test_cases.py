@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,22 @@ def test_lines(data: Data) -> None:
     assert found.cases == 2
 
 
+def test_a_byte_order_mark(data: Data) -> None:
+    """The mark that PowerShell puts before the first line is no part of it, nor are its line ends."""
+    path = data()
+    plain = [case.prompt for _, case in check(path)]
+    path.write_bytes(BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert [case.prompt for _, case in check(path)] == plain
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    """A pipe, such as a shell's ``<(…)``, gives its lines once: it is refused before anything is asked."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="no regular file, and cases are read twice"):
+        check(pipe)
+
+
 def test_changed_meanwhile(data: Data) -> None:
     """A data file that changes during an evaluation ends it."""
     found = check(data(GOOD, GOOD))
@@ -241,6 +259,7 @@ def test_choices() -> None:
     made = Expect.model_validate({"choices": ["Paris", "Prague", "Rome"], "answer": "Rome"})
     assert made.chosen({" Ro": -0.7, " Par": -0.9, " P": -0.1, "x": -0.01})
     assert not made.chosen({" Ro": -0.9, " Par": -0.7})
+    assert made.chosen({" Ro": -0.6, " Par": -0.7, " R": -0.8}), "a choice counts by its likeliest token"
     assert not made.chosen({" P": -0.1})
     assert not made.chosen({})
 

@@ -64,6 +64,13 @@ def test_interval_holds_the_estimate(improved: int, regressed: int) -> None:
         assert low < 0 < high
 
 
+def test_interval_of_bonett_and_price() -> None:
+    """12 regressions and 3 improvements in 100 cases: (4 - 13) / 102, give or take 1.96 standard errors."""
+    low, high = interval(100, 3 - 12, 3 + 12, 0.95)
+    error = math.sqrt(((4 + 13) / 102 - (9 / 102) ** 2) / 102)
+    assert (low, high) == pytest.approx((-9 / 102 - 1.96 * error, -9 / 102 + 1.96 * error), abs=1e-5)
+
+
 def test_sign_test() -> None:
     """The test is exact for few cases that differ, and continuous where the normal curve takes over."""
     assert sign_test(0, 0) == 1.0

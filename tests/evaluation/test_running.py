@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.evaluation import asking
 from lora_fs.sidecar.evaluation.asking import Asker, ReplicaAway
 from lora_fs.sidecar.evaluation.cases import Case, check
 from lora_fs.sidecar.evaluation.command_score import ByCommand
-from lora_fs.sidecar.evaluation.comparison import Totals
+from lora_fs.sidecar.evaluation.comparison import Result, Totals
 from lora_fs.sidecar.evaluation.journal import Journal
 from lora_fs.sidecar.evaluation.running import Evaluating, Found
 from tests.evaluation.conftest import Answers, Replica
@@ -62,8 +63,57 @@ def test_pairs(replica: Start, data: Data) -> None:
         (4, "c3", True),
         (8, "c7", True),
     ]
+    assert found.passed_by_none == 0
     assert Counter(at.seen) == {"a@v1": 20, "a@v2": 20}
     assert found.totals[0].figures()["ttft_p99_ms"] > 0
+
+
+def test_turns(replica: Start, data: Data) -> None:
+    """The revisions take turns at who is asked first: neither always meets the cached prefix of the other."""
+    at = replica(echo)
+    run(at.url, data(), concurrency=1)
+    assert at.seen == ["a@v2", "a@v1", "a@v1", "a@v2"] * 10
+
+
+def test_many_flips(replica: Start, data: Data) -> None:
+    """The first 100 flips are kept, as many as an evaluation may hold; all are counted."""
+    lines = [{"prompt": "p", "expect": {"exact": "p"}}] * 150
+    found = run(
+        replica(lambda model, body: model if model == "a@v2" else echo(model, body)).url, data(*lines)
+    )
+    assert (len(found.flips), found.pairs.regressions) == (100, 150)
+
+
+def test_what_is_asked(replica: Start, data: Data) -> None:
+    """The temperature is 0, and an answer has as many tokens as the case says. A choice has one token, and
+    the likely ones beside it decide, in both APIs."""
+    bodies = list[dict[str, Any]]()
+    likely = [{"token": "A", "logprob": -1.0}, {"token": " B", "logprob": -0.5}]
+
+    def answers(model: str, body: dict[str, Any]) -> str | dict[str, Any]:
+        bodies.append(body)
+        if "logprobs" not in body:
+            return echo(model, body)
+        if "messages" in body:
+            return {"delta": {"content": "?"}, "logprobs": {"content": [{"top_logprobs": likely}]}}
+        top = {one["token"]: one["logprob"] for one in likely}
+        return {"text": "?", "logprobs": {"top_logprobs": [top]}}
+
+    choice = {"expect": {"choices": ["A", "B"], "answer": "B"}}
+    messages = [{"role": "user", "content": "hi"}]
+    lines = [
+        {"prompt": "hi", "max_tokens": 7, "expect": {"exact": "hi"}},
+        {"prompt": "hi", **choice},
+        {"messages": messages, **choice},
+    ]
+    found = run(replica(answers).url + "/v1/", data(*lines), ("a@v2",), concurrency=1)
+    assert figures(found.totals[0]) == (3, 3, 0)
+    asked = ("temperature", "max_tokens", "logprobs", "top_logprobs")
+    assert [[body.get(one) for one in asked] for body in bodies] == [
+        [0, 7, None, None],
+        [0, 1, 20, None],
+        [0, 1, True, 20],
+    ]
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
@@ -107,13 +157,13 @@ def test_chat(replica: Start, data: Data) -> None:
     assert figures(found.totals[0]) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("fault", [None, 503, 502, 429])
-def test_a_replica_that_goes_away(replica: Start, data: Data, fault: int | None) -> None:
+@pytest.mark.parametrize("fault", [None, 503, 502, 429, {"error": {"code": 503}}, {"error": {"code": 500}}])
+def test_a_replica_that_goes_away(replica: Start, data: Data, fault: int | dict[str, Any] | None) -> None:
     """A replica that hangs up in the middle of an answer, or is not ready, is asked again: no case counts
     against a revision."""
     times = Counter[str]()
 
-    def answers(model: str, body: dict[str, Any]) -> str | int | None:
+    def answers(model: str, body: dict[str, Any]) -> str | dict[str, Any] | int | None:
         times[model + body["prompt"]] += 1
         return fault if times[model + body["prompt"]] <= 3 else echo(model, body)
 
@@ -122,16 +172,29 @@ def test_a_replica_that_goes_away(replica: Start, data: Data, fault: int | None)
     assert found.waited_s > 0
 
 
-@pytest.mark.parametrize("status", [400, 404, 500])
-def test_refusals_count(replica: Start, data: Data, status: int) -> None:
-    """What a replica that is there refuses again and again is an error of the revision."""
+@pytest.mark.parametrize(
+    ("fault", "told", "tries"),
+    [
+        (400, "400", 1),
+        (404, "404", 3),
+        (500, "500", 3),
+        ({"error": {"message": "too long", "code": 400}}, "too long", 1),
+    ],
+)
+def test_refusals_count(
+    replica: Start, data: Data, fault: int | dict[str, Any], told: str, tries: int
+) -> None:
+    """What a replica that is there refuses is an error of the revision: a 404 or 500 after three tries."""
 
-    def answers(model: str, body: dict[str, Any]) -> str | int | None:
-        return status if model == "a@v2" else echo(model, body)
+    def answers(model: str, body: dict[str, Any]) -> str | dict[str, Any] | int | None:
+        return fault if model == "a@v2" else echo(model, body)
 
-    found = run(replica(answers).url, data())
+    at = replica(answers)
+    found = run(at.url, data())
     assert [figures(one) for one in found.totals] == [(20, 0, 20), (20, 20, 0)]
-    assert f"a@v2: {status}" in found.last_error
+    assert Counter(at.seen) == {"a@v1": 20, "a@v2": 20 * tries}
+    assert found.last_error.startswith("a@v2: ")
+    assert told in found.last_error
 
 
 def test_gone_for_good(replica: Start, data: Data) -> None:
@@ -181,16 +244,64 @@ def test_goes_on(replica: Start, data: Data, tmp_path: Path) -> None:
 
 
 def test_another_evaluations_journal(replica: Start, data: Data, tmp_path: Path) -> None:
-    """The journal of another evaluation, and a file that is none, are refused."""
-    journal = tmp_path / "journal"
-    first = Journal(journal, {"data": "1"})
+    """The journal of another evaluation, of the same two revisions the other way round, or that another run
+    writes, and a file that is none, are refused."""
+    path = tmp_path / "journal"
+
+    def refuses(about: dict[str, str], why: str) -> None:
+        journal = Journal(path, about)
+        with pytest.raises(InputError, match=why):
+            list(journal.known())
+        journal.close(done=False)
+
+    about = {"data": "1", "v2": "b", "v1": "a"}
+    first = Journal(path, about)
     run(replica(echo).url, data(), journal=first)
+    refuses(about, "another evaluation writes it")
     first.close(done=False)
-    with pytest.raises(InputError, match="journal of another evaluation"):
-        list(Journal(journal, {"data": "2"}).known())
-    journal.write_text("hello\n", encoding="utf-8")
-    with pytest.raises(InputError, match="is no journal"):
-        list(Journal(journal, {"data": "2"}).known())
+    refuses(about | {"data": "2"}, "journal of another evaluation")
+    refuses({"data": "1", "v1": "a", "v2": "b"}, "journal of another evaluation")
+    for text in ("hello\n", "[]\n"):
+        path.write_text(text, encoding="utf-8")
+        refuses(about, "is no journal")
+
+
+def test_a_journal_on_a_full_disk(tmp_path: Path) -> None:
+    """A result that cannot be kept ends the evaluation, and the error names the journal."""
+    journal = Journal(tmp_path / "journal", {"data": "1"})
+    list(journal.known())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+        with pytest.raises(OperatorError, match="journal: File too large"):
+            journal.add(1, "", (Result(1.0),))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.close(done=False)
+
+
+def test_tokens_per_second(replica: Start, data: Data) -> None:
+    """An answer whose text comes in one piece has no rate: the end of the stream is no token."""
+    found = run(replica(echo).url, data())
+    assert "tokens_per_s_p50" not in found.totals[0].figures()
+
+
+@pytest.mark.parametrize(
+    ("length", "most", "why"),
+    [
+        (2_000_000, asking.MOST_ANSWER_CHARS, "an event of the answer is too long"),
+        (200, 100, "longer than 100"),
+    ],
+)
+def test_an_endless_answer(
+    monkeypatch: pytest.MonkeyPatch, replica: Start, data: Data, length: int, most: int, why: str
+) -> None:
+    """An answer longer than any engine's is an error of the revision, and does not end the evaluation."""
+    monkeypatch.setattr(asking, "MOST_ANSWER_CHARS", most)
+    at = replica(lambda model, body: "x" * length if model == "a@v2" else echo(model, body))
+    found = run(at.url, data())
+    assert [figures(one) for one in found.totals] == [(20, 0, 20), (20, 20, 0)]
+    assert why in found.last_error
 
 
 def test_score_by_command(replica: Start, data: Data) -> None:

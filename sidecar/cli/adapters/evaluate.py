@@ -117,6 +117,7 @@ def evaluate(
         told = {"gate": wanted.text, "passed": not unmet, "unmet": unmet}
         evaluation = evaluation.model_copy(update=told)
     _keep(context, evaluation, dry_run=dry_run)
+    run.kept()
     if not context.printed(evaluation.model_dump(mode="json"), output, [f"{name}@{records[0].revision}"]):
         _show(context, evaluation)
         if dry_run:
@@ -139,6 +140,8 @@ def _chosen(named: Named, what: str, revision: str | None, against: str | None) 
         raise NotFound(f"{what} is not registered")
     if chosen is None:
         raise NotFound(f"{what} serves nothing: say which revision")
+    if against == chosen:
+        raise click.UsageError(f"--against {against} is what is evaluated: compare it with another revision")
     other = against or (serves if serves != chosen else None)
     for one in filter(None, (chosen, other)):
         if one not in known:
@@ -162,13 +165,16 @@ class _Run:
         score_command: str | None,
         key: str | None,
     ) -> None:
+        from lora_fs.sidecar.evaluation.journal import Journal
+
         self._url, self._records, self._data, self._concurrency = url, records, data, concurrency
-        self._patience_s, self._journal, self._score, self._key = patience_s, journal, score, key
-        self._about = {
+        self._patience_s, self._score, self._key = patience_s, score, key
+        about = {
             "data": data.sha256,
             "score_command": score_command or "",
-            **{record.revision: record.spec.digest for record in records},
+            **{f"@{record.revision}": record.spec.digest for record in records},
         }
+        self._journal = Journal(journal, about) if journal is not None else None
 
     async def evaluate(self) -> Found:
         """Ask all cases; raises what ``running.Evaluating.run`` does."""
@@ -176,7 +182,6 @@ class _Run:
 
         from lora_fs.sidecar.cli.progress import asking
         from lora_fs.sidecar.evaluation.asking import Asker, Refused, find_model
-        from lora_fs.sidecar.evaluation.journal import Journal
         from lora_fs.sidecar.evaluation.patience import Patience
         from lora_fs.sidecar.evaluation.running import Evaluating
 
@@ -187,12 +192,9 @@ class _Run:
             for record in self._records:
                 plain = f"{record.name}@{record.revision}"
                 try:
-                    names = (plain, f"{record.namespace}/{plain}")
-                    models.append(await find_model(asker, names, Patience(self._patience_s), self._away))
+                    models.append(await find_model(asker, record.key, Patience(self._patience_s), self._away))
                 except Refused as error:
                     raise OperatorError(f"{self._url} does not answer for {plain}: {error}") from error
-            journal = Journal(self._journal, self._about) if self._journal is not None else None
-            done = False
             try:
                 with asking(self._data.cases) as progress:
                     run = Evaluating(
@@ -200,16 +202,19 @@ class _Run:
                         tuple(models),
                         concurrency=self._concurrency,
                         patience_s=self._patience_s,
-                        journal=journal,
+                        journal=self._journal,
                         score=self._score,
                         progress=progress,
                     )
-                    found = await run.run(self._data)
-                done = True
-                return found
+                    return await run.run(self._data)
             finally:
-                if journal is not None:
-                    journal.close(done=done)
+                if self._journal is not None:
+                    self._journal.close(done=False)
+
+    def kept(self) -> None:
+        """Remove the journal: nobody has to resume the run."""
+        if self._journal is not None:
+            self._journal.close(done=True)
 
     def _away(self, error: Exception) -> None:
         complain(f"{error}: evaluate asks again for {self._patience_s:g} s")

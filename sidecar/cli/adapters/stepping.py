@@ -1,7 +1,8 @@
 """A canary that advances by itself: a share, a time under watch, a gate, the next share; else back.
 
 Whatever ends it before its last step, a failure, an error or Ctrl-C, ends the trial: the revision that
-serves the name answers everything again. Only a killed process leaves the share as it is.
+serves the name answers everything again. A killed process leaves the share as it is. A trial that somebody
+else ended, changed or began stays as it is, and the command ends with Conflict.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import click
 from lora_fs.sidecar.cli.exit_codes import INVALID
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import complain
-from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError
-from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, ReplicaStatus, RevisionUsage, Scope
+from lora_fs.sidecar.errors import Conflict, LoraFsError, NotFound, TemporaryError
+from lora_fs.sidecar.model import AdapterKey, Canary, Phase, Pointer, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.model.gates import Gate
 from lora_fs.sidecar.registry.lifecycle.acts import Try
@@ -45,21 +46,22 @@ class Steps(click.ParamType[tuple[int, ...]]):
 
 @dataclass(slots=True)
 class Live:
-    """Requests and errors of one revision since a moment, over all replicas; restarts begin at 0."""
+    """Requests and errors of one revision, of each replica since its first report; restarts begin at 0."""
 
     key: AdapterKey
     before: dict[str, RevisionUsage] = field(default_factory=dict)
 
     def begin(self, replicas: Iterable[ReplicaStatus]) -> None:
-        """Count from now on."""
-        self.before = {one.replica: one.usage.get(str(self.key), RevisionUsage()) for one in replicas}
+        """Count those replicas from now on that are not counted yet."""
+        for one in replicas:
+            self.before.setdefault(one.replica, one.usage.get(str(self.key), RevisionUsage()))
 
     def figures(self, replicas: Iterable[ReplicaStatus]) -> dict[str, float]:
         """By the names that gates have for them; no rate of no requests."""
         requests = errors = 0
         for one in replicas:
-            now, before = one.usage.get(str(self.key), RevisionUsage()), self.before.get(one.replica)
-            if before is None or before.requests > now.requests:
+            now, before = one.usage.get(str(self.key), RevisionUsage()), self.before[one.replica]
+            if before.requests > now.requests:
                 before = RevisionUsage()
             requests += now.requests - before.requests
             errors += now.errors_4xx + now.errors_5xx - before.errors_4xx - before.errors_5xx
@@ -90,12 +92,14 @@ class Stepping:
     ) -> None:
         self._context, self._scope, self._key, self._gate = context, scope, key, gate
         self._evaluation = evaluation
+        self._trial: Canary | None = None  # as the last step left it
 
     def run(self, steps: Sequence[int], every_s: float, *, force: bool) -> Pointer:
         """Take each step, and after the last one of 100 % let the revision serve the name.
 
         Raises:
             click.exceptions.Exit: with INVALID, after a failed step ended the trial.
+            Conflict: another revision is on trial, or somebody changed this trial.
         """
         pointer = self._context.backend.named(self._scope, self._key.name).pointer
         if pointer is None or pointer.revision is None:
@@ -109,12 +113,15 @@ class Stepping:
         try:
             for share in steps:
                 pointer = self._do(Try(revision=self._key.revision, percent=share, force=force))
+                self._trial = pointer.canary
                 self._context.say(f"{self._key.name}@{self._key.revision} answers {share} % of the requests")
                 if failed := self._watched(baseline, every_s):
                     complain(
                         "\n".join((f"{share} % failed: {baseline.revision} answers everything", *failed))
                     )
                     raise click.exceptions.Exit(INVALID)
+        except Conflict:
+            raise  # it is somebody else's
         except BaseException:
             self._go_back()
             raise
@@ -125,17 +132,21 @@ class Stepping:
     def _watched(self, baseline: AdapterKey, every_s: float) -> list[str]:
         """Watch the replicas for ``every_s``; return why the trial must end, if it must."""
         tried, serving, deadline = Live(self._key), Live(baseline), time.monotonic() + every_s
-        replicas = self._replicas(deadline)
-        tried.begin(replicas)
-        serving.begin(replicas)
         while True:
+            replicas = self._replicas(deadline)
+            tried.begin(replicas)
+            serving.begin(replicas)
             if failed := problems(replicas, self._key):
                 return failed
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 break
             time.sleep(min(LOOK_S, remaining))
-            replicas = self._replicas(deadline)
+        if not replicas:
+            complain(
+                "no live replica reports: no failure to load ends the trial; see `lora-fs status`, and this "
+                "machine's clock"
+            )
         if self._gate is None:
             return []
         known, before = self._known()
@@ -147,9 +158,17 @@ class Stepping:
         return (found.figures, found.baseline_figures) if found is not None else ({}, {})
 
     def _replicas(self, deadline: float) -> list[ReplicaStatus]:
-        """The live replicas. Asks a volume that does not answer again until the deadline."""
+        """The live replicas. Asks a volume that does not answer again until the deadline.
+
+        Raises:
+            Conflict: somebody changed the trial.
+        """
         while True:
             try:
+                if self._canary() != self._trial:
+                    raise Conflict(
+                        f"somebody else ended or changed the trial of {self._key.name}: it stays as it is now"
+                    )
                 reports = self._context.backend.reports()
                 return [status for status in reports.of(self._scope) if age_s(status) < LIVE_S]
             except TemporaryError:
@@ -162,10 +181,14 @@ class Stepping:
         assert pointer is not None  # the act moves it
         return pointer
 
+    def _canary(self) -> Canary | None:
+        pointer = self._context.backend.named(self._scope, self._key.name).pointer
+        return pointer.canary if pointer is not None else None
+
     def _go_back(self) -> None:
         try:
-            self._do(Try(end="abort"))
-        except NotFound:
-            return  # it had not begun, or somebody ended it
+            on_trial = self._canary()
+            if on_trial is not None and on_trial.revision == self._key.revision:
+                self._do(Try(end="abort"))
         except LoraFsError as error:
             complain(f"the trial could not be ended: {error}: lora-fs canary {self._key.name} --abort")

@@ -42,7 +42,7 @@ def column_of(status: ReplicaStatus, namespaces: tuple[str, ...], rows: Mapping[
         if namespace not in namespaces or model != status.model:
             continue
         name = public_name(Scope(namespace, model), plain, namespaces)
-        if "@" in told_as and told_as.partition("@")[0] in status.adapters:
+        if "@" in told_as and name in rows:
             continue
         cells[name] = LETTERS[one.phase]
         if one.phase is Phase.FAILED or (one.message and one.phase in UNDER_WAY):

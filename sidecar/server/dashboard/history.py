@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from statistics import median
 from typing import Final
 
@@ -35,8 +34,8 @@ Sample = tuple[float | None, ...]
 class History:
     """Lives on the event loop. ``samples`` are (number, sample), the oldest first."""
 
-    def __init__(self, replica: ReplicaPort, clock: Callable[[], float] = time.time) -> None:
-        self._replica, self._clock = replica, clock
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
         self.samples: deque[tuple[int, Sample]] = deque(maxlen=KEPT)
         self._number = 0
         self._counted: dict[str, float] | None = None
@@ -53,7 +52,7 @@ class History:
         residency = self._replica.residency()
         self._number += 1
         sample: Sample = (
-            round(self._clock()),
+            round(time.time()),
             len(residency),
             sum(phases.get(phase, 0) for phase in _UNDER_WAY),
             phases.get(Phase.FAILED, 0),

@@ -7,7 +7,7 @@ served, it served.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -50,8 +50,7 @@ class Totals(NamedTuple):
 class FleetUsage:
     """The counts of all replicas by public name, summed at most every ``EVERY_S``."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._summed_at = float("-inf")
         self._reports: dict[str, Mapping[str, RevisionUsage]] = {}
 
@@ -65,9 +64,10 @@ class FleetUsage:
 
     def sums(self, model: str, namespaces: tuple[str, ...]) -> dict[str, Totals] | None:
         """Return the sum of each adapter that some replica has counts of; None if it is too early."""
-        if self._clock() - self._summed_at < EVERY_S:
+        now = time.monotonic()
+        if now - self._summed_at < EVERY_S:
             return None
-        self._summed_at = self._clock()
+        self._summed_at = now
         found: dict[str, Totals] = {}
         for report in self._reports.values():
             for key, usage in _keyed(report):
@@ -94,17 +94,17 @@ class Said:
 
 def said_of(status: ReplicaStatus, namespace: str, model: str, name: str) -> Said:
     """Find in a report what concerns one adapter. A canary's status is not the name's."""
-    found = None
-    for reported_as, one in status.adapters.items():
-        is_meant = (one.key[0], one.key[1], one.key[3]) == (namespace, model, name)
-        if is_meant and (found is None or "@" not in reported_as):
-            found = one
+    of_name = (
+        one
+        for reported_as, one in status.adapters.items()
+        if "@" not in reported_as and (one.key[0], one.key[1], one.key[3]) == (namespace, model, name)
+    )
     usage = {
         key.revision: counts
         for key, counts in _keyed(status.usage)
         if (key.namespace, key.model, key.name) == (namespace, model, name)
     }
-    return Said(found, usage, status.usage_left_out == 0 or status.model != model)
+    return Said(next(of_name, None), usage, status.usage_left_out == 0 or status.model != model)
 
 
 def totals_of(said: Iterable[Said]) -> tuple[dict[str, Totals], bool]:
