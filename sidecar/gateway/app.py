@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -17,6 +17,7 @@ from starlette.routing import Route
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.gateway.address import Resolver
 from lora_fs.sidecar.gateway.broadcast import Broadcast
+from lora_fs.sidecar.gateway.calls.asking import Asking
 from lora_fs.sidecar.gateway.discovery import Discovery
 from lora_fs.sidecar.gateway.forward import VIA, Hop
 from lora_fs.sidecar.gateway.metrics import Metrics
@@ -41,7 +42,7 @@ CONNECTIONS: Final = 16_384  # to all replicas
 def create_gateway(
     discovery: Discovery,
     *,
-    token: str | None = None,
+    token: Callable[[], str] | None = None,
     model: str | None = None,
     max_body_bytes: int = BODY_MAX_BYTES,
     hold_timeout_s: float = 120.0,
@@ -53,25 +54,27 @@ def create_gateway(
 
     Args:
         discovery: finds the replicas.
-        token: for polls of the replicas, to see the adapters of namespaces that are not public.
+        token: reads the token for polls of the replicas, which shows the adapters of namespaces that are not
+            public. Called now, and every second in a thread.
         model: the folder of the base model's scopes; None: that of the first replica to answer.
         idle_timeout_s: in which a replica may send no byte of an answer.
         cors_origins: whose pages may read answers. allowed_hosts: see ``Sites``.
     """
     clock = time.monotonic
     router = Router(clock)
-    headers: Mapping[str, str] = {"Via": VIA.decode()} | ({HEADER: token} if token is not None else {})
-    watch = Watch(router, discovery, clock, headers=headers, model=model)
+    headers = {"Via": VIA.decode()} | ({HEADER: token()} if token is not None else {})
+    watch = Watch(router, discovery, clock, headers=headers, token=token, model=model)
     metrics = Metrics(router, watch)
     sites = Sites(allowed_hosts)
     hop = Hop(router, watch, metrics, clock, sites=sites, hold_timeout_s=hold_timeout_s)
-    every = Broadcast(watch, sites, hold_timeout_s=hold_timeout_s)
+    asking = Asking(watch, hold_timeout_s=hold_timeout_s)
+    every = Broadcast(asking, sites)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         upstream = Upstream(CONNECTIONS, idle_timeout_s)
         async with connected(upstream, Resolver()) as session, watch.running(session):
-            hop.session = every.session = session
+            hop.session = asking.session = session
             # A full collection of all imported objects takes 50 ms, in which every stream stands still.
             gc.collect()
             gc.freeze()

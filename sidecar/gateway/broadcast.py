@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
-import aiohttp
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -26,7 +25,6 @@ from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Headers, Said, as
 from lora_fs.sidecar.gateway.calls.configuration import CONFIG, common, difference
 from lora_fs.sidecar.gateway.calls.pauses import Pauses
 from lora_fs.sidecar.gateway.forward import VIA, check_site
-from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.access import HEADER, address_of
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
 from lora_fs.sidecar.server.middleware.body_limit import UNREAD, Intake
@@ -48,26 +46,12 @@ class Broadcast:
 
     Args:
         sites: whose pages may ask: a replica sees the gateway's address and Host, and cannot tell.
-        hold_timeout_s: how long a replica waits for a load.
-
-    Attributes:
-        session: opened by the app.
     """
 
-    def __init__(self, watch: Watch, sites: Sites, *, hold_timeout_s: float) -> None:
-        self._watch, self._sites = watch, sites
-        self._asking = Asking(watch, hold_timeout_s=hold_timeout_s)
-        self._pauses = Pauses(self._asking)
+    def __init__(self, asking: Asking, sites: Sites) -> None:
+        self._asking, self._watch, self._sites = asking, asking.watch, sites
+        self._pauses = Pauses(asking)
         self._intake = Intake(MOST_BYTES, idle_s=BODY_S)
-
-    @property
-    def session(self) -> aiohttp.ClientSession | None:
-        """What the calls go through."""
-        return self._asking.session
-
-    @session.setter
-    def session(self, session: aiohttp.ClientSession) -> None:
-        self._asking.session = session
 
     async def load(self, request: Request) -> Response:
         """Register an adapter, and answer when every replica has it loaded. Undone where one refuses."""

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.gateway.address import checked
+from lora_fs.sidecar.reconcile.watch.reports import Reports
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.server.dashboard.fleet import Fleet
 
 DNS: Final = "dns"
 MAX_REPLICAS: Final = 1000
@@ -72,7 +72,7 @@ class Registered:
 
     def __init__(self, layout: Layout, model: str) -> None:
         self._model = model
-        self._fleet = Fleet(layout)
+        self._reports = Reports(layout)
         self._urls: dict[str, str] = {}
         self._threads = Daemons(1, "lora-fs-gateway-registry")
 
@@ -80,7 +80,7 @@ class Registered:
         """As ``Discovery.find``. Raises VolumeUnavailable: the registry does not answer."""
         try:
             async with asyncio.timeout(READ_S):
-                look = await self._threads.run(lambda: self._fleet.look(""))
+                look = await self._threads.run(lambda: self._reports.look(""))
         except (OSError, TimeoutError) as error:
             raise VolumeUnavailable(f"the registry's status files are not read: {error}") from error
         for replica, status in look.changed.items():

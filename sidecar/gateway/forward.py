@@ -40,6 +40,7 @@ from lora_fs.sidecar.server.proxy.upstream import pieces
 
 VIA: Final = b"1.1 lora-fs-gateway"
 TAKE_S: Final = 5.0  # in which a replica asks for a request's body
+MOST_NAME: Final = 3 * 128 + 2  # characters of namespace/name@revision
 UPLOAD_TAKE_S: Final = 30.0  # and for an upload: first it looks for a place on the volume
 _CREDENTIALS: Final = frozenset({b"authorization", HEADER.encode()})
 _SAFE: Final = frozenset({"GET", "HEAD"})
@@ -106,7 +107,8 @@ class Hop:
         self.check(scope, headers)
         fields = await find_fields(headers.get("content-type", ""), held.body)
         name = fields.name if isinstance(fields, ModelField) else ""
-        adapter = name if name and name not in self._watch.base_names else None
+        is_adapters = 0 < len(name) <= MOST_NAME and name not in self._watch.base_names
+        adapter = name if is_adapters else None  # whatever else a client sends is kept nowhere
         seed = "" if adapter is None else self._watch.digest_of(adapter)
         hashes = chain(seed, fields.prompt) if fields.prompt else ()
         del fields

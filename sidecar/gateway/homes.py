@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from lora_fs.sidecar.reconcile.placement import rendezvous
@@ -16,29 +18,13 @@ HALF_LIFE_S: Final = 30.0
 SHARE: Final = 0.6  # of one replica's part of all requests, that one home takes
 EVIDENCE: Final = 20.0  # requests before a share counts
 SHRINK_S: Final = 60.0  # how long the demand must stay lower before a home goes
-KEPT: Final = 65_536  # adapters whose demand or order it remembers
+KEPT: Final = 65_536  # adapters whose demand it remembers
 
 
-class Orders:
-    """The order of each recently requested adapter, while the replicas stay the same."""
-
-    def __init__(self) -> None:
-        self._names: frozenset[str] = frozenset()
-        self._known: OrderedDict[str, list[str]] = OrderedDict()
-
-    def of(self, adapter: str, names: frozenset[str]) -> list[str]:
-        """Return ``rendezvous`` of ``names``."""
-        if names != self._names:
-            self._names = names
-            self._known.clear()
-        order = self._known.get(adapter)
-        if order is None:
-            order = self._known[adapter] = rendezvous(adapter, names)
-            if len(self._known) * max(1, len(names)) > KEPT * 8:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(adapter)
-        return order
+@lru_cache(4096)
+def order(adapter: str, names: frozenset[str]) -> Sequence[str]:
+    """Return ``rendezvous`` of ``names``."""
+    return rendezvous(adapter, names)
 
 
 class Demand:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lora_fs.sidecar.gateway.choice import Choice, Peer, Reason, choose
-from lora_fs.sidecar.gateway.homes import Demand, Orders
+from lora_fs.sidecar.gateway.homes import Demand, order
 from lora_fs.sidecar.gateway.outliers import Outcome, Outliers
 from lora_fs.sidecar.gateway.prefix import Chain, Prefixes
+from lora_fs.sidecar.reconcile.placement import rendezvous
 
 REPORT_LAG_S: Final = 0.2  # a report may be older than its request by so much
+UNTOLD_S: Final = 300.0  # so long an adapter counts as loaded where a report may leave it out
 _NO_PEERS: Final[frozenset[str]] = frozenset()
 _COLD: Final = (Reason.COLD, Reason.WAIT)  # no replica holds the adapter
 
@@ -61,7 +63,7 @@ class Router:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
         self._names: frozenset[str] = frozenset()
-        self._orders, self._demand, self._prefixes = Orders(), Demand(), Prefixes()
+        self._demand, self._prefixes = Demand(), Prefixes()
         self._waiting: OrderedDict[str, list[Ticket]] = OrderedDict()
         self._outliers = Outliers()
         self.chosen: Counter[Reason] = Counter()
@@ -84,7 +86,7 @@ class Router:
 
     def order(self, adapter: str) -> list[str]:
         """The ready replicas in an adapter's own order: its homes are the first ones."""
-        return list(self._orders.of(adapter, self._names))
+        return rendezvous(adapter, self._names)
 
     def told(self, name: str, outcome: Outcome) -> float | None:
         """Note what an answer says of a replica. Return for how many seconds that ejects it, or None."""
@@ -147,13 +149,14 @@ class Router:
         """Take a replica's report: it is ready, and holds ``resident``, the one used longest ago first.
 
         Args:
+            capacity: None: the replica may hold more than it tells this gateway.
             asked_at: when the poll began; adapters used here since then are resident as well.
         """
         replica = self._replicas.get(name)
         if replica is None:
             replica = self._replicas[name] = _Replica(Peer(name))
             self._names = frozenset(self._replicas)
-        since = asked_at - REPORT_LAG_S
+        since = asked_at - (REPORT_LAG_S if capacity is not None else UNTOLD_S)
         newer = [(one, at) for one, at in replica.resident.items() if at >= since]
         at_last = {one: replica.resident.get(one, 0.0) for one in resident}
         replica.resident.clear()
@@ -185,14 +188,14 @@ class Router:
         names, now = self._names - ticket.tried, self._clock()
         names = names.difference(self._outliers.ejected(self._names, now)) or names
         if ticket.adapter is None:
-            order: Iterable[str] = names
+            candidates: Iterable[str] = names
             copies = 1
         else:
             # Keeps the order of all; a retry and an ejection leave some out.
-            order = [one for one in self._orders.of(ticket.adapter, self._names) if one in names]
+            candidates = [one for one in order(ticket.adapter, self._names) if one in names]
             copies = self._demand.copies(ticket.adapter, max(1, len(names)), now)
         prefix = self._prefixes.found(ticket.chain, names) if ticket.chain else {}
-        peers = [self._replicas[name].peer for name in order]
+        peers = [self._replicas[name].peer for name in candidates]
         return choose(ticket.adapter, peers, copies=copies, prefix=prefix, now=now)
 
     def _start(self, ticket: Ticket, choice: Choice) -> None:

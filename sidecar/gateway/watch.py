@@ -16,15 +16,18 @@ from typing import Any, Final
 
 import aiohttp
 
-from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import LoraFsError, TemporaryError
 from lora_fs.sidecar.gateway.discovery import Discovery
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.middleware.access import HEADER
 
 FIND_S: Final = 1.0
 POLL_S: Final = 0.5
 POLLS_PER_S: Final = 100  # of all replicas together: with more than 50, each gets fewer
 ANSWER_S: Final = 2.0
+TOKEN_S: Final = 5.0  # in which the token file is read
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
@@ -46,6 +49,7 @@ class Seen:
         queue: how many requests run in its engine, and wait there, as it said last. None: it did not say.
         answered_at: when it answered last, on the watch's clock.
         is_other: it is no replica of this fleet, or a second address of one, by its last answer.
+        refuses_token: it does not know the gateway's token, by its last answer.
     """
 
     url: str
@@ -61,6 +65,7 @@ class Seen:
     queue: tuple[int, int] | None = None
     answered_at: float | None = None
     is_other: bool = False
+    refuses_token: bool = False
 
     @property
     def is_missing(self) -> bool:
@@ -77,13 +82,15 @@ class Watch:
 
     Args:
         headers: sent with each poll: the token that the gateway shows.
-        model: the folder of the base model's scopes; None: that of the replica that answered first.
+        token: reads that token anew, since somebody may replace it; None: the gateway shows none. Blocking.
+        model: the folder of the base model's scopes; None: that of the replica that answered first, as long
+            as a replica serves it.
 
     Attributes:
         headers: as in Args.
         seen: the replicas by URL.
         base_names: of the base model, as clients may send them: what each replica said last.
-        problem: why the list of replicas is not read; empty if it is.
+        problem: why the list of replicas, or the token, is not read; empty if both are.
         catch_up: called with the URL and the ``/metadata`` of a replica that answers, before it gets
             requests. Raises TimeoutError if the replica does not answer.
     """
@@ -95,10 +102,13 @@ class Watch:
         clock: Callable[[], float],
         *,
         headers: Mapping[str, str],
+        token: Callable[[], str] | None = None,
         model: str | None = None,
     ) -> None:
         self._router, self._discovery, self._clock = router, discovery, clock
-        self.headers, self._model = dict(headers), model
+        self.headers, self._token = dict(headers), token
+        self._model, self._is_given = model, model is not None
+        self._threads = Daemons(1, "lora-fs-gateway-token")
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._holders: dict[str, str] = {}  # replica's id → its URL
         self.seen: dict[str, Seen] = {}
@@ -138,12 +148,14 @@ class Watch:
         """Take out a replica that took no request; the next poll that it answers brings it back."""
         url = self._holders.get(name)
         if url is not None and url in self.seen:
-            self._out(self.seen[url], why, emptied=False)
+            self._out(self.seen[url], why)
 
     async def _find(self, session: aiohttp.ClientSession) -> None:
         while True:
             try:
                 self._take(session, await self._discovery.find())
+                if self._token is not None:
+                    self.headers[HEADER] = await self._read(self._token)
                 self.problem = ""
             except LoraFsError as error:
                 if str(error) != self.problem:
@@ -155,6 +167,13 @@ class Watch:
                     logger.exception("%s", problem, extra=event("gateway.replicas_unknown"))
                 self.problem = problem
             await asyncio.sleep(FIND_S)
+
+    async def _read(self, token: Callable[[], str]) -> str:
+        try:
+            async with asyncio.timeout(TOKEN_S):
+                return await self._threads.run(token)
+        except TimeoutError as error:
+            raise TemporaryError(f"the gateway's token file was not read in {TOKEN_S:g} s") from error
 
     def _take(self, session: aiohttp.ClientSession, found: Mapping[str, str | None]) -> None:
         for url in [*self.seen]:
@@ -178,8 +197,8 @@ class Watch:
         while True:
             asked_at = self._clock()
             try:
-                told = await self._ask(session, seen.url)
-                if self._is_of_this_fleet(told):
+                told = await self._ask(session, seen)
+                if self._is_of_this_fleet(seen, told):
                     await self.catch_up(seen.url, told)
                 self._learn(seen, told, asked_at)
                 seen.missed = 0
@@ -189,22 +208,45 @@ class Watch:
                 seen.missed += 1
                 if seen.missed >= MISSED or seen.why:
                     what = str(error) or type(error).__name__
-                    self._out(seen, f"it does not answer: {what}", emptied=False)
+                    self._out(seen, f"it does not answer: {what}")
             except WRONG as error:
                 seen.is_other = seen.name is None
-                self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}", emptied=False)
+                self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}")
             except Exception as error:  # a fault of ours: without this task the replica stays as it is
                 why = f"the gateway failed: {type(error).__name__}: {error}"
                 if why != seen.why:
                     logger.exception("replica %s: %s", seen.name, why, extra=event("gateway.poll_failed"))
-                self._out(seen, why, emptied=False)
+                self._out(seen, why)
             await asyncio.sleep(max(POLL_S, len(self.seen) / POLLS_PER_S))
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async def _ask(self, session: aiohttp.ClientSession, seen: Seen) -> dict[str, Any]:
+        """Return a replica's ``/metadata``. One that does not know the token yet tells what is public."""
+        body = await self._get(session, seen.url, self.headers)
+        is_refused = body is None
+        if body is None:
+            open_to_all = {name: value for name, value in self.headers.items() if name != HEADER}
+            body = await self._get(session, seen.url, open_to_all)
+        if body is None:
+            raise ValueError("status 401; is it a sidecar?")
+        if is_refused and not seen.refuses_token:
+            about = event("gateway.token_refused", url=seen.url)
+            logger.warning("the replica at %s does not know the gateway's token", seen.url, extra=about)
+        seen.refuses_token = is_refused
+        told = json.loads(body)
+        if not isinstance(told, dict):
+            raise TypeError("it is no object")
+        return told
+
+    async def _get(
+        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+    ) -> bytearray | None:
+        """Return the body of a replica's ``/metadata``; None if it refuses the token."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with session.get(
-            f"{url}/metadata", headers=self.headers, timeout=timeout, allow_redirects=False
+            f"{url}/metadata", headers=headers, timeout=timeout, allow_redirects=False
         ) as answer:
+            if answer.status == 401:
+                return None
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}; is it a sidecar?")
             body = bytearray()
@@ -212,13 +254,15 @@ class Watch:
                 body += piece
                 if len(body) > MOST_BYTES:
                     raise ValueError(f"over {MOST_BYTES} bytes")
-        told = json.loads(body)
-        if not isinstance(told, dict):
-            raise TypeError("it is no object")
-        return told
+        return body
 
-    def _is_of_this_fleet(self, told: Mapping[str, Any]) -> bool:
-        return self._model in (None, _text(told["model"]["name"]))
+    def _is_of_this_fleet(self, seen: Seen, told: Mapping[str, Any]) -> bool:
+        """Return whether a replica serves the fleet's model, which is its own if no other one is known."""
+        model = _text(told["model"]["name"])
+        others = (one for one in self.seen.values() if one is not seen and one.answered_at is not None)
+        if not self._is_given and all(one.is_other for one in others):
+            self._model = model
+        return model == self._model
 
     def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
         name, model = _text(told["replica"]), _text(told["model"]["name"])
@@ -226,19 +270,17 @@ class Watch:
         seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
         queue = told.get("queue")
         seen.queue = None if queue is None else (int(queue["running"]), int(queue["waiting"]))
-        if self._model is None:
-            self._model = model
-        seen.is_other = not self._is_of_this_fleet(told)
+        seen.is_other = not self._is_of_this_fleet(seen, told)
         if seen.is_other:
-            self._out(seen, f"it serves {model}, and this gateway {self._model}", emptied=False)
+            self._out(seen, f"it serves {model}, and this gateway {self._model}")
             return
-        holder = self._holders.get(name, seen.url)
-        if holder != seen.url and holder in self.seen and not self.seen[holder].why:
+        holder = self.seen.get(self._holders.get(name, ""), seen)
+        if holder is not seen and holder.name == name and not holder.why:
             seen.is_other = True
-            self._out(seen, f"it is the replica {name}, which {holder} is as well", emptied=False)
+            self._out(seen, f"it is the replica {name}, which {holder.url} is as well")
             return
         if not told["ready"]:
-            self._out(seen, "it is not ready", emptied=False)
+            self._out(seen, "it is not ready")
             return
         loaded: dict[str, dict[str, Any]] = told["lora"]["loaded_loras"]
         slots = told["lora"]["lora_capacity"]
@@ -264,12 +306,12 @@ class Watch:
     def _unite_names(self) -> None:
         self.base_names = frozenset[str]().union(*(seen.base_names for seen in self.seen.values()))
 
-    def _out(self, seen: Seen, why: str, *, emptied: bool) -> None:
+    def _out(self, seen: Seen, why: str, *, emptied: bool = False) -> None:
         if not seen.why:
             told = event("gateway.replica_out", url=seen.url)
             logger.warning("replica %s is out: %s", seen.name, why, extra=told)
         if seen.name is not None and self._holders.get(seen.name) == seen.url:
-            self._router.lost(seen.name, emptied=emptied and not seen.why)
+            self._router.lost(seen.name, emptied=emptied and why != seen.why)
         seen.why = why
 
 

@@ -218,7 +218,9 @@ def _assemble(
     stager.trusted.look()
     volume.beside.append(stager.trusted.conditions)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
-    peers = Peers(registry.layout, settings.replica_id, model) if settings.placement == "homes" else None
+    peers = None
+    if settings.placement == "homes":
+        peers = Peers(registry.layout, settings.replica_id, model, settings.serves())
 
     def part(served: Served) -> Part:
         assert peers is not None

@@ -120,9 +120,6 @@ class Replica:
         desired = self._volume.desired if self._volume.read_once else None
         return self._loop.foreign.kept_to(name, desired, self.model, self.namespaces)
 
-    def statuses(self) -> Mapping[str, AdapterStatus]:
-        return status.statuses(self.catalog(), self._residents, self._clock())
-
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
         """The statuses worth telling, and how many adapters are in each phase."""
         told = status.notable(self.catalog(), self._residents, self._clock())

@@ -21,12 +21,6 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 MOST_UNLOADED = 1024  # that a report tells of: 400 kB of its 4 MiB
 
 
-def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
-    """One status a name, unloaded ones included: work in proportion to the catalog."""
-    found = {one.name: _status(one, residents, now, catalog) for one in catalog.served.values()}
-    return {**_draining(residents, catalog), **found, **dict(_conflicts(catalog))}
-
-
 def resting(record: Record) -> AdapterStatus:
     """The status of a name that waits for its first request."""
     return _make(record, Phase.UNLOADED, "LoadsAtFirstRequest")
@@ -34,7 +28,7 @@ def resting(record: Record) -> AdapterStatus:
 
 def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
     """Only names that are not simply unloaded, canaries among them: work in proportion to these."""
-    loaded = {name.partition("@")[0] for name in residents.paths}
+    loaded = {name.partition("@")[0] for name in (*residents.paths, *residents.elsewhere)}
     names = loaded.union(catalog.unasked, residents.failures, residents.phases)
     told_of = [catalog.served[name] for name in sorted(names) if name in catalog.served]
     told_of += [trial.served for trial in catalog.trials.values()]

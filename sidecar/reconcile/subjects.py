@@ -72,13 +72,12 @@ class Subjects:
             self._to_preload = frozenset(catalog.served) if fits else frozenset()
         self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
         policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
-        unasked = catalog.unasked
+        policies |= {name: catalog.policy_of(one) for name, one in catalog.unasked.items()}
+        found = [served for served in map(names.lookup, policies) if served is not None]
         if self._part_of is not None:
-            unasked = {name: one for name, one in unasked.items() if self._part_of(one) is Part.HOME}
-        self._residents.unplaced = frozenset(catalog.unasked.keys() - unasked.keys())
-        policies |= {name: catalog.policy_of(one) for name, one in unasked.items()}
-        found = map(names.lookup, policies)
-        missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
+            found = [served for served in found if self._part_of(served) is Part.HOME]
+        self._residents.unplaced = frozenset(catalog.unasked).difference(served.name for served in found)
+        missing = [served for served in found if self._residents.name_of(served) is None]
         waits = self._residents.waits
         return [
             plan.Absent(s.name, policies[s.name], not waits(s), names.terms.home(s.name).namespace)

@@ -144,9 +144,6 @@ class ReplicaPort(Protocol):
     def administration(self) -> Administration:
         """lora-fs's own calls on the registry, in threads."""
 
-    def statuses(self) -> Mapping[str, AdapterStatus]:
-        """Status by served name, for every name in the catalog."""
-
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
         """The statuses of names that are not simply unloaded, and how many are in each phase."""
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lora_fs.demo.process import LOCAL, Process, free_port
 from lora_fs.demo.sidecar import start_sidecar
@@ -106,6 +108,22 @@ class Stubs:
         """What the engine of a replica counted."""
         told: dict[str, int] = httpx.get(f"{self.engines[number]}/counts", **LOCAL).json()
         return told
+
+
+@asynccontextmanager
+async def stand_in(metadata: Handler, port: int | None = None, **posts: Handler) -> AsyncIterator[str]:
+    """Answer for a replica; yields its URL. ``posts``: by path, in which ``all`` stands for every one."""
+    app, port = web.Application(), port or free_port()
+    app.router.add_get("/metadata", metadata)
+    for path, post in posts.items():
+        app.router.add_post("/{path:.*}" if path == "all" else f"/{path}", post)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
 
 
 @contextmanager

@@ -20,15 +20,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from lora_fs.demo.process import LOCAL, Process, free_port
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway import broadcast
 from lora_fs.sidecar.gateway.broadcast import Broadcast
+from lora_fs.sidecar.gateway.calls.asking import Asking
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.origin import Sites
-from tests.gateway.conftest import Stubs
+from tests.gateway.conftest import Stubs, stand_in
 from tests.gateway.test_broadcast import HEADERS, TOKEN, call, owned
 from tests.gateway.test_process import started, until
 from tests.gateway.test_watch import TRUE
@@ -82,22 +83,16 @@ async def calls(status: int = 400) -> AsyncIterator[tuple[Broadcast, list[bytes]
         bodies.append(await request.read())
         return web.json_response({"error": {"message": "a body is missing"}}, status=status)
 
-    app = web.Application()
-    app.router.add_get("/metadata", metadata)
-    app.router.add_post("/{path:.*}", post)
-    runner, port = web.AppRunner(app), free_port()
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    watch = Watch(Router(time.monotonic), Given([f"http://127.0.0.1:{port}"]), time.monotonic, headers={})
-    every = Broadcast(watch, Sites(), hold_timeout_s=10.0)
-    async with aiohttp.ClientSession() as session, watch.running(session):
-        every.session = session
-        async with asyncio.timeout(60):
-            while not watch.ready:  # looked at anew at each poll
-                polled.clear()
-                await polled.wait()
-        yield every, bodies
-    await runner.cleanup()
+    async with stand_in(metadata, all=post) as url, aiohttp.ClientSession() as session:
+        watch = Watch(Router(time.monotonic), Given([url]), time.monotonic, headers={})
+        asking = Asking(watch, hold_timeout_s=10.0)
+        asking.session = session
+        async with watch.running(session):
+            async with asyncio.timeout(60):
+                while not watch.ready:  # looked at anew at each poll
+                    polled.clear()
+                    await polled.wait()
+            yield Broadcast(asking, Sites()), bodies
 
 
 def request(*messages: Message) -> Request:

@@ -56,6 +56,13 @@ def test_each_ejection_lasts_longer_than_the_one_before_and_good_times_shorten_t
     assert fail(outliers, "r0", NAMES, now + 20 * BASE_S) == BASE_S
 
 
+def test_a_request_that_it_serves_between_failures_saves_a_replica() -> None:
+    """Only failures one after another eject it, however many there are in all."""
+    outliers = Outliers()
+    for told in [*[Outcome.FAILED] * (FAILURES - 1), Outcome.SERVED] * 3:
+        assert outliers.answered("r0", told, NAMES, 1000.0) is None
+
+
 @given(st.lists(st.sampled_from([Outcome.FAILED, Outcome.NEITHER]), max_size=40))
 def test_what_says_nothing_of_a_replica_neither_ejects_it_nor_saves_it(told: list[Outcome]) -> None:
     """It is ejected at the fifth failure, whatever clients' mistakes came between."""

@@ -22,7 +22,7 @@ from lora_fs.sidecar.gateway.calls import asking, pauses
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.origin import Sites
-from tests.gateway.conftest import Stubs
+from tests.gateway.conftest import Stubs, stand_in
 from tests.gateway.test_broadcast import Complete, call, owned
 from tests.gateway.test_process import ready, started, until
 
@@ -48,19 +48,13 @@ class Replica:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        app = web.Application()
-        app.router.add_get("/metadata", self._metadata)
-        app.router.add_post("/pause", self._pause)
-        app.router.add_post("/resume", self._resume)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", int(self.url.rpartition(":")[2])).start()
-        try:
-            yield
-        finally:
-            self.is_awake.set()
-            self.pauses.set()
-            await runner.cleanup()
+        port = int(self.url.rpartition(":")[2])
+        async with stand_in(self._metadata, port, pause=self._pause, resume=self._resume):
+            try:
+                yield
+            finally:
+                self.is_awake.set()
+                self.pauses.set()
 
     async def _metadata(self, _: web.Request) -> web.Response:
         self._polled.set()
@@ -105,7 +99,8 @@ class Fleet:
         self.replicas = [Replica("r0", self._polled), Replica("r1", self._polled)]
         self.found = {one.url: None for one in self.replicas}
         self.watch = Watch(Router(time.monotonic), self, time.monotonic, headers={})
-        self.every = Broadcast(self.watch, Sites(), hold_timeout_s=1.0)
+        self.asking = asking.Asking(self.watch, hold_timeout_s=1.0)
+        self.every = Broadcast(self.asking, Sites())
 
     async def find(self) -> Mapping[str, str | None]:
         return dict(self.found)
@@ -146,7 +141,7 @@ async def running() -> AsyncIterator[Fleet]:
         aiohttp.ClientSession() as session,
         fleet.watch.running(session),
     ):
-        fleet.every.session = session
+        fleet.asking.session = session
         await fleet.are_ready("r0", "r1")
         yield fleet
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.process import LOCAL, Process, free_port, spawn
+from lora_fs.sidecar.gateway.forward import MOST_NAME
 from tests.gateway.conftest import Stubs, stubs
 from tests.gateway.forks import Forks
 
@@ -314,6 +315,16 @@ def odd(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Proc
     with stubs(tmp_path_factory.mktemp("odd"), forks) as fleet:
         fleet.add()
         yield started(fleet, replicas=1)
+
+
+def test_a_name_that_no_adapter_can_have_is_kept_nowhere(odd: Process, complete: Complete) -> None:
+    """Clients may send names of 64 KiB without end: the replica answers 404, and no demand is counted."""
+    series = [f'lora_fs_gateway_choices_total{{reason="{reason}"}}' for reason in ("base", "cold")]
+    base, cold = (metric(odd, one) for one in series)
+    assert complete(odd.url, "x" * (MOST_NAME + 1)).status_code == 404
+    assert [metric(odd, one) for one in series] == [base + 1, cold]
+    assert complete(odd.url, "x" * MOST_NAME).status_code == 404
+    assert [metric(odd, one) for one in series] == [base + 1, cold + 1]
 
 
 def test_tokens_go_on_to_the_replica_which_checks_them(fleet: Stubs, tmp_path: Path) -> None:

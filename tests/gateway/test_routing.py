@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from lora_fs.sidecar.gateway.choice import LOADS, PATIENCE_S, Choice, Reason
-from lora_fs.sidecar.gateway.routing import Router, Ticket
+from lora_fs.sidecar.gateway.routing import UNTOLD_S, Router, Ticket
 
 
 class Clock:
@@ -89,6 +89,34 @@ def test_a_report_older_than_an_answer_does_not_hide_what_was_loaded_since() -> 
     assert asked(router, "a")[1][0].reason is Reason.RESIDENT
     clock.now += 5
     router.ended(asked(router, "b")[0])
+
+
+def test_a_report_that_may_leave_adapters_out_hides_none() -> None:
+    """As of a replica whose namespaces the gateway may not read: what it served lately stays resident."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], None, clock.now)
+    ticket, _ = asked(router, "a")
+    router.answered(ticket, served=True)
+    router.ended(ticket)
+    for capacity, reason in ((None, Reason.RESIDENT), (8, Reason.COLD)):
+        clock.now += UNTOLD_S / 2
+        router.report("r0", [], capacity, clock.now)
+        ticket, choices = asked(router, "a")
+        assert choices[0].reason is reason
+        router.ended(ticket)
+    router.report("r0", [], None, clock.now + 2 * UNTOLD_S)
+    assert asked(router, "a")[1][0].reason is Reason.COLD
+
+
+def test_a_replica_that_comes_or_goes_is_in_every_order_or_in_none() -> None:
+    """Also in the order of an adapter that was asked for before."""
+    router = Router(Clock())
+    for name in ("r0", "r1"):
+        router.report(name, [], 2, 100.0)
+        assert name in router.order("a")
+    router.lost("r0")
+    assert router.order("a") == ["r1"]
 
 
 def test_waiting_requests_are_told_when_the_last_replica_is_lost() -> None:

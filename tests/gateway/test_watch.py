@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,13 +23,16 @@ from lora_fs.sidecar.gateway import discovery
 from lora_fs.sidecar.gateway import watch as watching
 from lora_fs.sidecar.gateway.address import checked
 from lora_fs.sidecar.gateway.app import create_gateway
-from lora_fs.sidecar.gateway.discovery import Given, Registered
+from lora_fs.sidecar.gateway.discovery import Discovery, Given, Registered
+from lora_fs.sidecar.gateway.outliers import Outcome
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Seen, Watch
 from lora_fs.sidecar.model import ReplicaStatus
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.server.middleware.access import HEADER
+from tests.gateway.conftest import stand_in
 
 TRUE: dict[str, Any] = {
     "replica": "r0",
@@ -52,6 +55,14 @@ LIES = {
 }
 
 
+@asynccontextmanager
+async def watched(router: Router, discovery: Discovery, **more: Any) -> AsyncIterator[Watch]:
+    """A watch of the replicas that ``discovery`` finds, which polls them."""
+    watch = Watch(router, discovery, time.monotonic, **({"headers": {}} | more))
+    async with aiohttp.ClientSession() as session, watch.running(session):
+        yield watch
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
     lie: str, monkeypatch: pytest.MonkeyPatch
@@ -72,14 +83,8 @@ def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
                     polled.clear()
                     await polled.wait()
 
-        app = web.Application()
-        app.router.add_get("/metadata", metadata)
-        runner, port = web.AppRunner(app), free_port()
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
         router = Router(time.monotonic)
-        watch = Watch(router, Given([f"http://127.0.0.1:{port}"]), time.monotonic, headers={})
-        async with aiohttp.ClientSession() as session, watch.running(session):
+        async with stand_in(metadata) as url, watched(router, Given([url])) as watch:
             await until(lambda: len(router.peers) == 1)
             told = LIES[lie]
             await until(lambda: not router.peers)
@@ -90,7 +95,6 @@ def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
             assert watch.base_names == {"tiny", "sql"}
             told = json.dumps(TRUE)
             await until(lambda: watch.base_names == {"tiny"})  # sql is an adapter, and has homes again
-        await runner.cleanup()
 
     asyncio.run(scenario())
 
@@ -109,6 +113,116 @@ def test_a_copy_with_two_names_takes_one_place() -> None:
     (peer,) = router.peers
     router.ask(Ticket("new", lambda _: None))
     assert set(peer.resident) == set(names[1:])
+
+
+def test_a_token_that_is_replaced_takes_no_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway shows the new one. A replica that does not know it, yet or any more, serves on."""
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+    monkeypatch.setattr(watching, "FIND_S", 0.01)
+
+    async def scenario() -> None:
+        known, file, shown = {"old"}, ["old"], asyncio.Queue[str | None]()
+
+        async def metadata(request: web.Request) -> web.Response:
+            given = request.headers.get(HEADER)
+            shown.put_nowait(given)
+            return web.json_response(TRUE, status=401 if given not in {None, *known} else 200)
+
+        async def until_shown(*wanted: str | None) -> None:
+            async with asyncio.timeout(60):
+                for one in wanted:
+                    while await shown.get() != one:
+                        pass
+
+        token: dict[str, Any] = {"headers": {HEADER: "old"}, "token": lambda: file[0]}
+        router = Router(time.monotonic)
+        async with stand_in(metadata) as url, watched(router, Given([url]), **token) as watch:
+            await until_shown("old", "old")
+            assert watch.ready == {"r0"}
+            known.clear()
+            await until_shown("old", None, "old", None)
+            assert watch.ready == {"r0"}
+            file[0] = "new"
+            await until_shown("new", None)
+            known.add("new")
+            await until_shown("new", "new")
+            assert watch.ready == {"r0"}
+            assert not any(one.refuses_token for one in watch.seen.values())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("was_out", ["a request did not reach it", "it is not ready"])
+def test_a_replica_that_restarts_counts_afresh(was_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failures are forgotten, and so is its cache, also if it was out before it took no connection."""
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+
+    async def scenario() -> None:
+        url = f"http://127.0.0.1:{free_port()}"  # nobody listens
+        router = Router(time.monotonic)
+        watch = Watch(router, Given(()), time.monotonic, headers={})
+        seen = watch.seen[url] = Seen(url)
+        watch._learn(seen, TRUE, 0.0)
+        router.report("r1", [], 4, 0.0)
+        router._prefixes.sent((1, 2), "r0")
+        while not router.ejected:
+            router.told("r0", Outcome.FAILED)
+        watch.not_reached("r0", was_out)
+        polled, out = asyncio.Event(), watch._out
+
+        def note(*args: Any, **more: Any) -> None:
+            out(*args, **more)
+            polled.set()
+
+        monkeypatch.setattr(watch, "_out", note)
+        async with aiohttp.ClientSession() as session:
+            polls = asyncio.create_task(watch._poll(session, seen))
+            async with asyncio.timeout(60):
+                await polled.wait()
+            polls.cancel()
+        watch._learn(seen, TRUE, 0.0)
+        assert not router.ejected
+        assert not router._prefixes.found((1, 2), ["r0", "r1"])
+
+    asyncio.run(scenario())
+
+
+def test_two_replicas_that_swap_their_addresses_are_both_in() -> None:
+    """As containers that start anew in another order. A second address of one replica is out, though."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={})
+    one, two, three = (Seen(f"http://10.0.0.{number}:1") for number in range(3))
+    watch.seen |= {seen.url: seen for seen in (one, two, three)}
+    for first, second in ((one, two), (two, one)):
+        for _ in range(2):
+            watch._learn(first, {**TRUE, "replica": "r0"}, 0.0)
+            watch._learn(second, {**TRUE, "replica": "r1"}, 0.0)
+        at = {peer.name: watch.url_of(peer.name) for peer in router.peers}
+        assert at == {"r0": first.url, "r1": second.url}
+    watch._learn(three, {**TRUE, "replica": "r0"}, 0.0)
+    assert three.why == f"it is the replica r0, which {two.url} is as well"
+
+
+@pytest.mark.parametrize("given", [None, "tiny"])
+def test_a_fleet_that_changes_its_model_is_followed(given: str | None) -> None:
+    """Once none of its replicas serves the former one: until then the new ones are another fleet's."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={}, model=given)
+    one, two = (Seen(f"http://10.0.0.{number}:1") for number in range(2))
+    watch.seen |= {seen.url: seen for seen in (one, two)}
+
+    def said(seen: Seen, model: str) -> None:
+        told = {**TRUE, "replica": seen.url[-3:], "model": {"name": model}}
+        watch._learn(seen, told, 0.0)
+
+    for seen in (one, two):
+        said(seen, "tiny")
+    for _ in range(2):
+        said(one, "other")
+        assert one.why == "it serves other, and this gateway tiny"
+    for seen in (two, one):
+        said(seen, "other")
+    assert len(router.peers) == (0 if given else 2)
 
 
 WRONG = {
@@ -175,14 +289,8 @@ def test_a_fault_of_the_gateways_own_ends_no_search_and_no_polling(
                     event.clear()
                     await event.wait()
 
-        app = web.Application()
-        app.router.add_get("/metadata", metadata)
-        runner, port = web.AppRunner(app), free_port()
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        url, router = f"http://127.0.0.1:{port}", Router(time.monotonic)
-        watch = Watch(router, Found(), time.monotonic, headers={})
-        async with aiohttp.ClientSession() as session, watch.running(session):
+        router = Router(time.monotonic)
+        async with stand_in(metadata) as url, watched(router, Found()) as watch:
             await until(looked, lambda: "odd" in watch.problem)
             await until(looked, lambda: not watch.problem)
             await until(polled, lambda: len(router.peers) == 1)
@@ -191,7 +299,6 @@ def test_a_fault_of_the_gateways_own_ends_no_search_and_no_polling(
                 await until(polled, lambda: not router.peers)
                 assert "odd" in watch.seen[url].why
             await until(polled, lambda: len(router.peers) == 1)
-        await runner.cleanup()
 
     asyncio.run(scenario())
     assert [record.exc_info is not None for record in caplog.records if "odd" in record.message][:1] == [True]

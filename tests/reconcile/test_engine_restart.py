@@ -54,7 +54,7 @@ async def test_requests_during_an_outage_delay_no_pinned_adapter(make_rig: MakeR
     rig.engine.up = True
     await rig.settle()
     assert rig.engine.public() == {"sql"}
-    assert rig.replica.statuses()["sql"].phase is Phase.READY
+    assert rig.replica.notable()[0]["sql"].phase is Phase.READY
 
 
 async def test_an_engine_with_other_options_is_asked_again_at_once(make_rig: MakeRig) -> None:
@@ -124,6 +124,6 @@ async def test_the_status_has_what_this_process_saw_no_load_of(make_rig: MakeRig
     async with rig.replica.hold("sql", 5):
         rig.volume.remove("sql")
         await rig.settle()
-        assert rig.replica.statuses()["sql"].phase is Phase.DRAINING
+        assert rig.replica.notable()[0]["sql"].phase is Phase.DRAINING
     await rig.settle()
-    assert rig.replica.statuses() == {}
+    assert rig.replica.notable()[0] == {}

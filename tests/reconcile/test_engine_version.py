@@ -42,7 +42,7 @@ async def test_an_engine_that_is_too_old(make_rig: MakeRig, says: str | None) ->
             await use(rig, "patterned")
     await use(rig, "plain")
     await rig.settle()
-    status = rig.replica.statuses()["patterned"]
+    status = rig.replica.notable()[0]["patterned"]
     assert (status.phase, status.reason) == (Phase.FAILED, "InvalidAdapter")
     assert "vLLM 0.32 or newer" in status.message
     assert not any("patterned" in name for name in rig.engine.loads)
@@ -68,11 +68,11 @@ async def test_an_engine_that_was_upgraded_is_tried_at_once(make_rig: MakeRig) -
     """What the one before could not serve waits out no delay."""
     rig = with_patterns(make_rig(), "0.31.0", Policy(kind=PolicyKind.EAGER))
     await rig.settle()
-    assert rig.replica.statuses()["patterned"].phase is Phase.FAILED
+    assert rig.replica.notable()[0]["patterned"].phase is Phase.FAILED
     rig.engine.says = "0.33.0"
     rig.engine.adapters.clear()
     await rig.settle()
-    assert rig.replica.statuses()["patterned"].phase is Phase.READY
+    assert rig.replica.notable()[0]["patterned"].phase is Phase.READY
 
 
 async def test_an_engine_that_was_rolled_back_between_two_looks(make_rig: MakeRig) -> None:

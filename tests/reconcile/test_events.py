@@ -27,7 +27,7 @@ from lora_fs.sidecar.model import (
     ReplicaStatus,
 )
 from lora_fs.sidecar.reconcile import status_file
-from lora_fs.sidecar.reconcile.status import MOST_UNLOADED, bounded
+from lora_fs.sidecar.reconcile.status import MOST_UNLOADED, bounded, resting
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog, News
@@ -269,12 +269,12 @@ async def test_conditions_say_since_when(make_rig: MakeRig) -> None:
     moments = Moments()
     rig = make_rig()
     rig.replica._since = Since(moments)
-    rig.volume.put("a", "v1", Policy(ttl_s=60))
+    record = rig.volume.put("a", "v1", Policy(ttl_s=60))
     await rig.settle()
 
     def conditions() -> dict[str, tuple[str, str]]:
-        rig.replica.dated(rig.replica.notable()[0])
-        found = rig.replica.conditions("a", rig.replica.statuses()["a"])
+        told = rig.replica.dated(rig.replica.notable()[0])
+        found = rig.replica.conditions("a", told.get("a", resting(record)))
         return {one.type: (one.status, one.lastTransitionTime) for one in found}
 
     begins = conditions()

@@ -20,12 +20,20 @@ class Clock:
         return self.now
 
 
-def write(registry: Registry, replica: str, beat: int, *loaded: str, engine: str = "ready") -> None:
+def write(
+    registry: Registry,
+    replica: str,
+    beat: int,
+    *loaded: str,
+    engine: str = "ready",
+    model: str = "tiny",
+    namespaces: tuple[str, ...] = ("default",),
+) -> None:
     """Write a replica's status file as it would itself."""
     status = ReplicaStatus(
         replica=replica,
-        model="tiny",
-        namespaces=("default",),
+        model=model,
+        namespaces=namespaces,
         engine=engine,
         heartbeat=beat,
         adapters={
@@ -39,9 +47,9 @@ def write(registry: Registry, replica: str, beat: int, *loaded: str, engine: str
 
 
 def test_a_replica_lives_while_its_file_changes(tmp_path: Path) -> None:
-    """One that is silent, leaves, or serves another model does not count; what the others hold is known."""
+    """One that is silent, or leaves, does not count; what the others hold is known."""
     clock, registry = Clock(), Registry(tmp_path, create=True)
-    peers = Peers(registry.layout, "r0", "tiny", clock)
+    peers = Peers(registry.layout, "r0", "tiny", ["default"], clock)
     before = peers.is_known
     for name in ("r0", "r1", "r2"):
         write(registry, name, 1, "a")
@@ -58,10 +66,22 @@ def test_a_replica_lives_while_its_file_changes(tmp_path: Path) -> None:
     assert peers.living == {}
 
 
+def test_a_replica_that_serves_something_else_is_no_home(tmp_path: Path) -> None:
+    """It loads none of these adapters: one that it were the home of would be loaded nowhere."""
+    registry = Registry(tmp_path, create=True)
+    peers = Peers(registry.layout, "r0", "tiny", ["a", "b"])
+    write(registry, "alike", 1, namespaces=("b", "a"))
+    write(registry, "fewer", 1, namespaces=("a",))
+    write(registry, "more", 1, namespaces=("a", "b", "c"))
+    write(registry, "model", 1, namespaces=("a", "b"), model="other")
+    peers.look()
+    assert set(peers.living) == {"alike"}
+
+
 def test_a_replica_that_starts_counts_for_a_while_before_its_engine_answers(tmp_path: Path) -> None:
     """An engine that never answers makes its replica no home for ever; one that does, at once."""
     clock, registry = Clock(), Registry(tmp_path, create=True)
-    peers = Peers(registry.layout, "r0", "tiny", clock)
+    peers = Peers(registry.layout, "r0", "tiny", ["default"], clock)
     for beat in range(int(STARTS_S // 10)):
         write(registry, "r1", beat, engine="unknown")
         peers.look()
@@ -78,7 +98,7 @@ def test_a_replica_that_starts_counts_for_a_while_before_its_engine_answers(tmp_
 def test_reports_that_cannot_be_read_leave_what_was_known(tmp_path: Path) -> None:
     """A half-written file takes no replica out."""
     clock, registry = Clock(), Registry(tmp_path, create=True)
-    peers = Peers(registry.layout, "r0", "tiny", clock)
+    peers = Peers(registry.layout, "r0", "tiny", ["default"], clock)
     write(registry, "r1", 1, "a")
     peers.look()
     registry.layout.replica("r1").write_bytes(b'{"half')

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.model import Policy, PolicyKind
+from lora_fs.sidecar.model import Phase, Policy, PolicyKind
 from lora_fs.sidecar.reconcile.placement import Part, homes_of, part_of, policy_there, rendezvous
+from tests.reconcile.conftest import Rig
 
 NAMES = st.sets(st.sampled_from([f"r{number}" for number in range(8)]), min_size=1)
 ADAPTERS = [f"a{number}" for number in range(12)]
@@ -95,3 +99,19 @@ def test_a_label_that_is_no_number_counts_as_none(text: str, default: int) -> No
     assert 1 <= homes_of({"replicas": text}, default) <= 10_000
     assert homes_of({}, default) == homes_of({"replicas": "x"}, default) == default
     assert homes_of({"replicas": "3"}, default) == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("max_loaded", [None, 8], ids=["no bound", "all fit"])
+async def test_a_replica_loads_unasked_what_it_is_a_home_of(
+    max_loaded: int | None, make_rig: Callable[..., Rig]
+) -> None:
+    """Nothing else, whether all adapters would fit or not: the others wait for a request."""
+    rig = make_rig(max_loaded)
+    rig.limits = replace(rig.limits, part_of=lambda served: Part(served.name))
+    for part in Part:
+        rig.volume.put(part, policy=Policy(kind=PolicyKind.EAGER))
+    rig.replica = rig.start()
+    await rig.settle()
+    assert rig.engine.public() == {Part.HOME}
+    assert rig.replica.notable()[1] == {Phase.READY: 1, Phase.UNLOADED: 2}

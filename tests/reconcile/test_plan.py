@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +18,15 @@ from lora_fs.sidecar.model import (
     Source,
     State,
 )
-from lora_fs.sidecar.reconcile.plan import ALWAYS, Absent, Resident, decide, give_way
+from lora_fs.sidecar.reconcile.plan import (
+    ALWAYS,
+    Absent,
+    Resident,
+    decide,
+    firm_bytes,
+    give_way,
+    next_to_go,
+)
 
 RECORD = Record(
     namespace="default",
@@ -98,7 +109,14 @@ def test_the_plan_keeps_its_promises(
         assert len(resident) - len(decided.unload) + len(decided.load) >= capacity, "a place is free"
 
 
+LAZY = Policy(ttl_s=10)
 PINNED = Policy(kind=PolicyKind.PINNED)
+
+
+def sized(digest: int) -> Record:
+    """One of a few copies, each of its own size."""
+    spec = RECORD.spec.model_copy(update={"digest": f"sha256:{digest:064x}", "size_bytes": 10 * digest})
+    return RECORD.model_copy(update={"spec": spec})
 
 
 @given(residents, absents, st.integers(1, 6))
@@ -135,16 +153,67 @@ def test_the_pinned_that_stay_are_those_of_the_highest_priority() -> None:
     assert decide(resident, [], 2).unload.keys() == {"p2"}
 
 
-def test_an_outdated_name_goes_whatever_its_policy() -> None:
-    """No request is sent to it; one that is in use waits for its end."""
-    for in_flight in (0, 1):
-        old = Resident("sql", RECORD, False, in_flight, 1.0, PINNED, unknown=True, outdated=True)
-        decided = decide([old], [], None)
-        assert (
-            (list(decided.unload), list(decided.draining)) == (["sql"], [])
-            if not in_flight
-            else ([], ["sql"])
-        )
+@pytest.mark.parametrize(
+    ("kind", "idle_s", "state", "reason"),
+    [
+        (PolicyKind.LAZY, 10.0, {}, "Idle"),
+        (PolicyKind.LAZY, 9.0, {}, None),
+        (PolicyKind.STICKY, 10.0, {}, None),
+        (PolicyKind.LAZY, 10.0, {"in_flight": 1}, None),
+        (PolicyKind.PINNED, 0.0, {"current": False}, "Superseded"),
+        (PolicyKind.PINNED, 0.0, {"current": False, "wanted": None}, "Withdrawn"),
+        (PolicyKind.PINNED, 0.0, {"current": False, "wanted": None, "unknown": True}, None),
+        (PolicyKind.LAZY, 10.0, {"current": False, "wanted": None, "unknown": True}, "Idle"),
+        (PolicyKind.PINNED, 0.0, {"current": False, "unknown": True, "outdated": True}, "Outdated"),
+        (PolicyKind.LAZY, 10.0, {"leaving": True}, None),
+    ],
+)
+def test_why_an_adapter_is_unloaded(
+    kind: PolicyKind, idle_s: float, state: dict[str, Any], reason: str | None
+) -> None:
+    """By its own state; one in use waits for its end, and one whose unload runs is not decided about."""
+    one = replace(Resident("one", RECORD, True, 0, idle_s, Policy(kind=kind, ttl_s=10)), **state)
+    decided, in_use = decide([one], [], None), decide([replace(one, in_flight=1)], [], None)
+    assert [why.partition(":")[0] for why in decided.unload.values()] == ([reason] if reason else [])
+    assert decided.draining == ()
+    assert in_use.unload == {}
+    assert in_use.draining == (("one",) if reason not in (None, "Idle") else ())
+
+
+def test_who_makes_a_place_for_a_request() -> None:
+    """First what serves nothing any more, then the one idle longest of those that may go."""
+    longest = Resident("longest", RECORD, True, 0, 9.0, LAZY)
+    stays = [
+        Resident("used", RECORD, True, 1, 9.5, LAZY),
+        Resident("leaving", RECORD, True, 0, 9.5, LAZY, leaving=True),
+        Resident("pinned", RECORD, True, 0, 9.5, Policy(kind=PolicyKind.PINNED, priority=1)),
+        Resident("used-and-old", RECORD, False, 1, 9.5, LAZY),
+        Resident("leaving-and-old", RECORD, False, 0, 9.5, LAZY, leaving=True),
+    ]
+    old = Resident("old", RECORD, False, 0, 0.0, LAZY)
+    assert next_to_go([*stays, longest, old], 8) == ("old",)
+    assert next_to_go([*stays, longest], 8) == ("longest",)
+    assert next_to_go(stays, 8) == ()
+    assert next_to_go([Resident("low", RECORD, True, 0, 1.0, PINNED), *stays[2:3]], 2) == ("low",)
+    two = [
+        longest,
+        Resident("b", RECORD, True, 0, 1.0, LAZY, "b"),
+        Resident("c", RECORD, True, 0, 2.0, LAZY, "b"),
+    ]
+    assert next_to_go(two, 8, {"b": 1}) == ("c",)
+
+
+def test_what_gives_no_room_however_long_one_waits() -> None:
+    """The copies of current eager and pinned adapters, each once."""
+    firm = Resident("a", sized(1), True, 1, 0.0, PINNED)
+    others = [
+        replace(firm, name="b"),
+        replace(firm, name="c", wanted=sized(2), policy=Policy(kind=PolicyKind.EAGER)),
+        replace(firm, name="d", wanted=sized(3), policy=LAZY),
+        replace(firm, name="e", wanted=sized(4), current=False),
+        replace(firm, name="f", wanted=None, current=False),
+    ]
+    assert firm_bytes([firm, *others]) == 10 + 20
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=6, unique=True))
@@ -197,15 +266,6 @@ def test_nobody_gives_way_below_its_share(
             ]
             assert not older
     assert len(unload) == min(max(0, len(resident) - capacity), sum(not e.in_flight for e in resident))
-
-
-LAZY = Policy(ttl_s=10)
-
-
-def sized(digest: int) -> Record:
-    """One of a few copies, each of its own size."""
-    spec = RECORD.spec.model_copy(update={"digest": f"sha256:{digest:064x}", "size_bytes": 10 * digest})
-    return RECORD.model_copy(update={"spec": spec})
 
 
 copies = st.lists(
@@ -303,6 +363,18 @@ def test_eager_adapters_are_loaded_by_shares() -> None:
     load = decide([], absent, 4, {"a": 3}).load
     assert sorted(load) == ["a2", "a3", "a4", "b4"]
     assert decide([], absent, 4, {}).load == ("b4", "b3", "b2", "b1")
+    pinned = Absent("pinned", PINNED, True, "a")
+    first = Absent("first", Policy(kind=PolicyKind.EAGER, priority=200), True, "a")
+    assert decide([], [pinned, first, absent[5]], 2, {"b": 1}).load == ("pinned", "b0")
+
+
+def test_names_that_share_their_bytes_free_them_once() -> None:
+    """Two names of one copy go together, and a third adapter with them where that is too little."""
+    shared = [Resident(name, sized(2), True, 0, 9.0, LAZY) for name in "ab"]
+    resident = [*shared, Resident("c", sized(1), True, 0, 1.0, LAZY)]
+    assert give_way(resident, 20) == ("a", "b")
+    assert give_way(resident, 30) == ("a", "b", "c")
+    assert give_way([replace(resident[2], leaving=True)], 5) == ()
 
 
 def test_eager_adapters_take_only_what_is_free() -> None:

@@ -94,7 +94,7 @@ async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> 
     await use(rig, "a")
     rig.engine.up = False
     await rig.settle()
-    assert rig.replica.statuses()["a"].phase is Phase.READY
+    assert rig.replica.notable()[0]["a"].phase is Phase.READY
     assert not rig.replica.readiness().ready
     rig.engine.up = True
     await rig.settle()
@@ -170,7 +170,7 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     rig.clock.now += 2
     await rig.settle()
     assert rig.engine.public() == {"sticky"}
-    assert rig.replica.statuses()["lazy"].phase is Phase.UNLOADED
+    assert set(rig.replica.notable()[0]) == {"sticky"}
 
 
 @pytest.mark.parametrize("has_metrics", [True, False])
@@ -183,7 +183,7 @@ async def test_an_adapter_in_use_is_not_idle(make_rig: MakeRig, has_metrics: boo
         rig.engine.has_metrics = has_metrics
         rig.clock.now += 61
         await rig.settle()
-        assert {name: one.phase for name, one in rig.replica.statuses().items()} == {"sql": Phase.READY}
+        assert {name: one.phase for name, one in rig.replica.notable()[0].items()} == {"sql": Phase.READY}
         assert rig.replica.residency()["sql"]["idle_s"] == 0
     rig.engine.has_metrics = True
     await rig.settle()
@@ -237,12 +237,12 @@ async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
         rig.volume.remove("a")
         await rig.settle()
         assert "a" in rig.engine.public()
-        assert rig.replica.statuses()["a"].phase is Phase.DRAINING
+        assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
         with pytest.raises(NotFound):
             await use(rig, "a")
     await rig.settle()
     assert rig.engine.adapters == {}
-    assert rig.replica.statuses() == {}
+    assert rig.replica.notable()[0] == {}
 
 
 async def test_what_is_withdrawn_is_told_of_until_it_is_gone(make_rig: MakeRig) -> None:
@@ -305,7 +305,7 @@ async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
             assert new != old
         await rig.settle()
         assert rig.engine.adapters == {old: rig.stager.path(first), new: rig.stager.path(second)}
-        assert rig.replica.statuses()["a@v1"].phase is Phase.DRAINING
+        assert rig.replica.notable()[0]["a@v1"].phase is Phase.DRAINING
         assert rig.replica.residency()["a"]["path"] == rig.stager.path(second)
     await rig.settle()
     assert rig.engine.adapters == {new: rig.stager.path(second)}
@@ -323,7 +323,7 @@ async def test_a_revision_overwritten_again_and_again_under_streams(make_rig: Ma
             assert rig.engine.adapters[explicit] == rig.stager.path(record)
             await rig.settle()
             assert set(rig.replica.residency()) <= {"a", "a@v1"}
-            assert set(rig.replica.statuses()) <= {"a", "a@v1"}
+            assert set(rig.replica.notable()[0]) <= {"a", "a@v1"}
             shown = [{**one, "path": ""} for one in rig.replica.residency().values()]
             told = str([*shown, *rig.replica.events.events()])
             assert not [one for one in rig.engine.adapters if one in told]
@@ -388,7 +388,7 @@ async def test_another_sidecars_copy_of_the_same_bytes(make_rig: MakeRig) -> Non
     await rig.settle()
     async with rig.replica.hold("a", 5) as name:
         assert {name} == theirs.keys()
-    assert rig.replica.statuses()["a"].phase is Phase.READY
+    assert rig.replica.notable()[0]["a"].phase is Phase.READY
     assert (rig.replica.passes_through(name), rig.replica.lookup(name)) == (False, None)
     rig.clock.now += 600
     rig.volume.remove("a")
@@ -460,13 +460,13 @@ async def test_a_refused_adapter_waits_out_its_delay(make_rig: MakeRig) -> None:
         with pytest.raises(EngineRejected, match="rank"):
             await use(rig, "bad")
     assert rig.engine.loads.count("bad") == 1
-    status = rig.replica.statuses()["bad"]
+    status = rig.replica.notable()[0]["bad"]
     assert (status.phase, status.reason, status.attempts) == (Phase.FAILED, "EngineRejected", 1)
     assert await use(rig, "good") == "good"
     rig.clock.now += 2
     with pytest.raises(EngineRejected):
         await use(rig, "bad")
-    assert rig.replica.statuses()["bad"].attempts == 2
+    assert rig.replica.notable()[0]["bad"].attempts == 2
     rig.engine.refuses.clear()
     again = bad.model_copy(update={"generation": 3})
     rig.volume.write({bad.key: again}, "bad", "v1")
@@ -754,7 +754,7 @@ async def test_names_the_engine_itself_serves(make_rig: MakeRig) -> None:
     for name in ("tiny", "static"):
         assert rig.replica.passes_through(name)
         assert rig.replica.lookup(name) is None
-        assert rig.replica.statuses()[name].reason == "NameConflict"
+        assert rig.replica.notable()[0][name].reason == "NameConflict"
     assert rig.engine.adapters == {"static": "/models/static"}
 
 
@@ -962,21 +962,17 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
 async def test_a_pass_that_breaks_does_not_end_the_loop(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told as a condition, and the loop goes on."""
-    rig = make_rig()
-    passes = asyncio.Semaphore(0)
-
-    async def broken() -> None:
-        passes.release()
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(rig.engine, "loaded", broken)
+    """It is a condition and an event of the replica's report, and the loop goes on."""
+    rig, told = make_rig(), asyncio.Semaphore(0)
+    rig.replica._on_pass = lambda _: told.release()
+    monkeypatch.setattr(rig.engine, "loaded", Mock(side_effect=ZeroDivisionError))
     loop = asyncio.create_task(rig.replica.run())
     for _ in range(2):
         async with asyncio.timeout(5):
-            await passes.acquire()
+            await told.acquire()
         rig.replica.wake()
     assert any("ZeroDivisionError" in line for line in rig.replica.readiness().conditions)
+    assert "ZeroDivisionError" in rig.replica.events.events()[0].message
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
 
@@ -1054,19 +1050,6 @@ async def test_what_fails_after_a_pass_does_not_end_the_loop(make_rig: MakeRig) 
         await told.wait()
     assert not loop.done()
     assert rig.replica.readiness().ready
-    loop.cancel()
-    await asyncio.gather(loop, return_exceptions=True)
-
-
-async def test_a_pass_that_breaks_is_told_of(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the replica's report, too: what breaks in the pass skips no telling."""
-    rig, told = make_rig(), asyncio.Event()
-    rig.replica._on_pass = lambda _: told.set()
-    monkeypatch.setattr(rig.engine, "loaded", Mock(side_effect=ZeroDivisionError))
-    loop = asyncio.create_task(rig.replica.run())
-    async with asyncio.timeout(5):
-        await told.wait()
-    assert "ZeroDivisionError" in rig.replica.events.events()[0].message
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
 

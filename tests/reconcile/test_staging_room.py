@@ -488,7 +488,7 @@ async def test_who_is_loaded_unasked(make_pod: MakePod, kind: PolicyKind, loaded
     await pod.use("a", "b")
     pod.put("e", Policy(kind=kind))
     async with asyncio.timeout(5):
-        while pod.rig.replica.statuses()["e"].phase not in ("Ready", "Failed"):
+        while pod.rig.replica.notable()[0]["e"].phase not in ("Ready", "Failed"):
             await pod.rig.settle()
             await asyncio.sleep(0.01)
     assert pod.loaded == set(loaded)

@@ -100,7 +100,7 @@ async def test_a_trust_file_that_turns_unreadable(
     made = await replica(tmp_path, trust, engine)
     async with made.running():
         await holds(made, "support")
-        assert made.replica.statuses()["support"].signer == "ops (key " + hint(key) + ")"
+        assert made.replica.notable()[0]["support"].signer == "ops (key " + hint(key) + ")"
         text = trust.path.read_text()
         trust.path.write_text("signers: [")
         new = write_adapter(tmp_path / "new", 3)
@@ -113,7 +113,7 @@ async def test_a_trust_file_that_turns_unreadable(
             await holds(made, "late")
         await holds(made, "support")
         assert engine.public() == {"support"}
-        told = made.replica.statuses()["late"]
+        told = made.replica.notable()[0]["late"]
         assert (told.phase, told.reason) == (Phase.FAILED, "TrustUnreadable")
         await until(lambda: any("TrustFile: the trust file" in one for one in conditions(made)))
         trust.path.write_text(text)

@@ -156,9 +156,6 @@ class FakeReplica:
         namespace = self.catalog().served[name].record.namespace
         return AdapterStatus(key=(namespace, "tiny", "v1", name), generation=1, phase=self.phase(name))
 
-    def statuses(self) -> Mapping[str, AdapterStatus]:
-        return {name: self.status(name) for name in self.names}
-
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
         told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.UNLOADED}
         return told, Counter(self.phase(name) for name in self.names)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import httpx
@@ -31,8 +32,11 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving, until
 
+Result = TypeVar("Result")
+
 DAMAGED = InvalidAdapter("a1", [Finding(code="header", severity=Severity.ERROR, file="x", message="damaged")])
 ENGINE_NAME = engine_name("a1@v2", RECORD.spec.digest)
+CARDS = Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]}))
 
 
 @pytest.fixture
@@ -42,6 +46,19 @@ def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
     )
     with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
+
+
+def asked(
+    call: Callable[[VllmHttp], Awaitable[Result]], *routes: Route, list_timeout_s: float = 60
+) -> Result:
+    """What the client gets of an engine that has these routes."""
+
+    async def ask(url: str) -> Result:
+        async with aiohttp.ClientSession() as session:
+            return await call(VllmHttp(session, url, timeout_s=60, list_timeout_s=list_timeout_s))
+
+    with serving(Starlette(routes=routes)) as url:
+        return asyncio.run(ask(url))
 
 
 def vllms_error(message: str, code: int) -> dict[str, object]:
@@ -380,13 +397,8 @@ def test_what_the_engine_refuses_and_what_may_do_later(
     """
     body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", ENGINE_NAME))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
-
-    async def load(url: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=60).load(ENGINE_NAME, str(tmp_path), RECORD)
-
-    with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
-        asyncio.run(load(url))
+    with pytest.raises(raised) as told:
+        asked(lambda engine: engine.load(ENGINE_NAME, str(tmp_path), RECORD), fails)
     assert str(tmp_path) not in str(told.value)
     assert ENGINE_NAME not in str(told.value)
 
@@ -400,21 +412,17 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 )
 def test_the_engine_learns_the_layout_of_experts(targets: tuple[str, ...], more: dict[str, object]) -> None:
     """vLLM does not look whether all experts of a layer are one tensor: who loads the adapter says so."""
-    asked: list[object] = []
+    bodies: list[object] = []
+    lora = RECORD.spec.lora.model_copy(update={"target_modules": targets})
+    record = RECORD.model_copy(update={"spec": RECORD.spec.model_copy(update={"lora": lora})})
 
     async def load(request: Request) -> Response:
-        asked.append(await request.json())
+        bodies.append(await request.json())
         return PlainTextResponse("loaded")
 
-    async def ask(url: str) -> None:
-        lora = RECORD.spec.lora.model_copy(update={"target_modules": targets})
-        record = RECORD.model_copy(update={"spec": RECORD.spec.model_copy(update={"lora": lora})})
-        async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=60).load(ENGINE_NAME, "/staged", record)
-
-    with serving(Starlette(routes=[Route("/v1/load_lora_adapter", load, methods=["POST"])])) as url:
-        asyncio.run(ask(url))
-    assert asked == [{"lora_name": ENGINE_NAME, "lora_path": "/staged", **more}]
+    route = Route("/v1/load_lora_adapter", load, methods=["POST"])
+    asked(lambda engine: engine.load(ENGINE_NAME, "/staged", record), route)
+    assert bodies == [{"lora_name": ENGINE_NAME, "lora_path": "/staged", **more}]
 
 
 @pytest.mark.parametrize(
@@ -431,65 +439,40 @@ def test_the_engine_learns_the_layout_of_experts(targets: tuple[str, ...], more:
 )
 def test_what_an_engine_says_its_version_is(answer: Response, version: str | None) -> None:
     """Its own words, or that it says none: whether they are a version is not asked here."""
-    with serving(Starlette(routes=[Route("/version", lambda _: answer)])) as url:
-        assert asyncio.run(version_of(url)) == version
+    assert asked(VllmHttp.version, Route("/version", lambda _: answer)) == version
 
 
 def test_an_engine_that_fails_to_say_its_version() -> None:
     """It may say it later: that is no engine without one."""
-    answer = PlainTextResponse("", 503)
-    with (
-        serving(Starlette(routes=[Route("/version", lambda _: answer)])) as url,
-        pytest.raises(EngineUnavailable, match="/version answered 503"),
-    ):
-        asyncio.run(version_of(url))
-
-
-async def version_of(url: str) -> str | None:
-    """What the client makes of ``/version``."""
-    async with aiohttp.ClientSession() as session:
-        return await VllmHttp(session, url, timeout_s=60).version()
+    with pytest.raises(EngineUnavailable, match="/version answered 503"):
+        asked(VllmHttp.version, Route("/version", lambda _: PlainTextResponse("", 503)))
 
 
 def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
     """Each look asks for the route until it is there: an engine that was started anew may have it."""
-    cards = Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]}))
-    missing = Route("/v1/load_lora_adapter", lambda _: JSONResponse({"detail": "Not Found"}, 404))
-    app = Starlette(routes=[cards, missing])
+    answers = [Response(status_code=405), JSONResponse({"detail": "Not Found"}, 404)]
 
-    async def look(url: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=60)
-            without = await engine.loaded()
-            assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(without.cannot_load)
-            app.router.routes[1] = Route("/v1/load_lora_adapter", lambda _: Response(), methods=["POST"])
-            with_it = await engine.loaded()
-            assert with_it.cannot_load is None
-            for seen in (without, with_it):
-                assert [card["id"] for card in seen.base_cards] == ["tiny"]
+    async def look(engine: VllmHttp) -> None:
+        without, with_it = await engine.loaded(), await engine.loaded()
+        assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(without.cannot_load)
+        assert with_it.cannot_load is None
+        for seen in (without, with_it):
+            assert [card["id"] for card in seen.base_cards] == ["tiny"]
 
-    with serving(app) as url:
-        asyncio.run(look(url))
+    asked(look, CARDS, Route("/v1/load_lora_adapter", lambda _: answers.pop()))
 
 
 def test_an_engine_in_development_mode_says_its_limits() -> None:
     """The rank and the dtype are told beside how many adapters it keeps, and stay unknown elsewhere."""
     lora = {"max_cpu_loras": 8, "max_lora_rank": 64}
     config = {"lora_config": lora, "model_config": {"dtype": "torch.bfloat16"}}
-    routes = [
-        Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]})),
-        Route("/server_info", lambda _: JSONResponse({"vllm_config": config})),
-    ]
 
-    async def look(url: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=60)
-            assert (await engine.loaded()).facts == Facts()
-            assert await engine.holds_most() == 8
-            assert (await engine.loaded()).facts == Facts(64, "bfloat16")
+    async def look(engine: VllmHttp) -> None:
+        assert (await engine.loaded()).facts == Facts()
+        assert await engine.holds_most() == 8
+        assert (await engine.loaded()).facts == Facts(64, "bfloat16")
 
-    with serving(Starlette(routes=routes)) as url:
-        asyncio.run(look(url))
+    asked(look, CARDS, Route("/server_info", lambda _: JSONResponse({"vllm_config": config})))
 
 
 @pytest.mark.parametrize(
@@ -549,7 +532,7 @@ def test_an_engine_without_the_metric_is_idle(status: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "pooling", "keeps", "asked"),
+    ("told", "pooling", "keeps", "completions"),
     [
         ({"max_cpu_loras": 8}, False, 8, 0),
         (None, False, 3, 1),
@@ -559,7 +542,7 @@ def test_an_engine_without_the_metric_is_idle(status: int, text: str) -> None:
     ids=["development mode", "metrics", "no completions", "told nothing"],
 )
 def test_how_many_adapters_an_engine_keeps(
-    told: dict[str, object] | None, pooling: bool, keeps: int | None, asked: int
+    told: dict[str, object] | None, pooling: bool, keeps: int | None, completions: int
 ) -> None:
     """Its gauge has no series before its first step: one token of the base model makes one."""
     bodies: list[dict[str, object]] = []
@@ -584,15 +567,12 @@ def test_how_many_adapters_an_engine_keeps(
         Route("/v1/completions", complete, methods=["POST"]),
     ]
 
-    async def ask(url: str) -> list[int | None]:
-        async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=60)
-            await engine.loaded()
-            return [await engine.holds_most() for _ in range(1 if pooling else 2)]
+    async def look(engine: VllmHttp) -> list[int | None]:
+        await engine.loaded()
+        return [await engine.holds_most() for _ in range(1 if pooling else 2)]
 
-    with serving(Starlette(routes=routes)) as url:
-        assert set(asyncio.run(ask(url))) == {keeps}
-    assert len(bodies) == asked
+    assert set(asked(look, *routes)) == {keeps}
+    assert len(bodies) == completions
     assert all(body == {"model": "tiny", "prompt": [0], "max_tokens": 1} for body in bodies)
 
 
@@ -603,24 +583,13 @@ def test_an_engine_that_does_not_answer_says_no_smaller_number() -> None:
         await asyncio.sleep(1)
         return JSONResponse({})
 
-    async def ask(url: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(EngineUnavailable, match="server_info"):
-                await VllmHttp(session, url, timeout_s=60, list_timeout_s=0.1).holds_most()
-
-    with serving(Starlette(routes=[Route("/server_info", info)])) as url:
-        asyncio.run(ask(url))
+    with pytest.raises(EngineUnavailable, match="server_info"):
+        asked(VllmHttp.holds_most, Route("/server_info", info), list_timeout_s=0.1)
 
 
 def activity_of(answer: Response) -> Activity:
     """What the client makes of an answer of ``/metrics``."""
-
-    async def ask(url: str) -> Activity:
-        async with aiohttp.ClientSession() as session:
-            return await VllmHttp(session, url, timeout_s=60).activity()
-
-    with serving(Starlette(routes=[Route("/metrics", lambda _: answer)])) as url:
-        return asyncio.run(ask(url))
+    return asked(VllmHttp.activity, Route("/metrics", lambda _: answer))
 
 
 def test_admin_calls_need_the_token(replica: FakeReplica, engine_url: str, tmp_path: Path) -> None:

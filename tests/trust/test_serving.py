@@ -180,7 +180,7 @@ async def test_who_signed_is_forgotten_with_the_adapter(
     made = await replica(tmp_path, trust, FakeEngine())
     async with made.running():
         await holds(made, "support")
-        assert made.replica.statuses()["support"].signer
+        assert made.replica.notable()[0]["support"].signer
         release.unregister(registry, SCOPE, "support", all_revisions=True, writer="test")
         await until(lambda: not made.stager.trusted._signers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import click
@@ -60,12 +61,12 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
         discovery = Given(settings.replicas)
     else:
         discovery = Registered(Layout(context.root()), context.scope_of_settings().model)
-    token = None if settings.client_token_file is None else read_token(settings.client_token_file)
+    token_file = settings.client_token_file
     with ExitStack() as opened:
         sockets = opened.enter_context(bound(settings.host, settings.port))
         app = create_gateway(
             discovery,
-            token=token,
+            token=None if token_file is None else partial(read_token, token_file),
             model=model,
             max_body_bytes=settings.body_max_bytes,
             hold_timeout_s=settings.hold_timeout_s,

@@ -1,4 +1,4 @@
-"""The other replicas of one model that live, and what each has loaded, by their status files.
+"""The other replicas of the same scopes that live, and what each has loaded, by their status files.
 
 A replica lives while its file changes: nobody compares the clocks of two machines. An unreadable file changes
 nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,15 +38,24 @@ class _Known:
 class Peers:
     """``own``: this replica's id.
 
+    Args:
+        namespaces: served here. A replica that serves others is no home: it names and loads other adapters.
+
     Attributes:
         living: the adapters that each other replica has loaded.
         is_known: whether one read of the reports succeeded: before that no replica counts as alone.
     """
 
     def __init__(
-        self, layout: Layout, own: str, model: str, clock: Callable[[], float] = time.monotonic
+        self,
+        layout: Layout,
+        own: str,
+        model: str,
+        namespaces: Iterable[str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reports, self._own, self._model, self._clock = Reports(layout), own, model, clock
+        self._reports, self._own, self._clock = Reports(layout), own, clock
+        self._serves = model, frozenset(namespaces)
         self._known: dict[str, _Known] = {}
         self._threads = Daemons(1, "lora-fs-peers")
         self._problem = ""
@@ -80,7 +89,7 @@ class Peers:
         """
         look, now = self._reports.look(self._own), self._clock()
         for replica, status in look.changed.items():
-            if status.model != self._model:
+            if (status.model, frozenset(status.namespaces)) != self._serves:
                 self._known.pop(replica, None)
                 continue
             known = self._known.get(replica)
