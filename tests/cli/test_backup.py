@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -322,6 +323,18 @@ def test_fsck_finds_and_mends(filled: LoraFs, root: Path) -> None:
     assert mended.code == 0
     assert mended.json["ok"]
     assert filled("fsck", "--older-than", "0").code == 0
+
+
+def test_fsck_of_a_host_whose_clock_is_ahead(
+    filled: LoraFs, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume's clock tells what is old: a copy under way stays."""
+    copy = root / "default" / "tiny" / ".incoming" / "copy"
+    copy.mkdir(parents=True)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * 24 * 3600.0)
+    filled("fsck", "--repair")
+    assert copy.is_dir()
 
 
 def test_fsck_says_what_takes_a_person(filled: LoraFs, root: Path, folder: Folder) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.format.layout import parse_generation
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
 from lora_fs.sidecar.registry.lifecycle.undo import take_back
@@ -21,10 +22,10 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.validate import Expectation
 from tests.crash.tracing import Acknowledged
-from tests.registry.conftest import write_adapter
+from tests.registry.conftest import Clock, write_adapter
 from tests.registry.faults import without_links
-from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put
 
 SCOPE = Scope("default", "tiny")
@@ -37,6 +38,16 @@ def collect(registry: Registry) -> None:
     with lease(registry.layout.lease("gc"), wait_s=0) as had:
         if had:
             garbage.collect(gc.find(registry, SCOPE, gc.in_use(registry), 3600.0, history_s=3600.0))
+
+
+def look_at_folders(registry: Registry, scope: Scope) -> None:
+    """What a replica does that comes by, and comes again after the time it leaves to others."""
+    clock, view = Clock(), RegistryView(registry, (scope,))
+    adopter = Adopter(registry, Expectation(), settle_s=0.0, writer="test", clock=clock)
+    for _ in range(4):
+        clock.now += RETRY_S
+        view.refresh(force=True)
+        adopter.step(view.desired)
 
 
 def age(root: Path) -> None:

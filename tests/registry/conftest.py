@@ -90,6 +90,7 @@ class Site:
     folder: Path
 
     name: str = "a"
+    scope: Scope = SCOPE
 
     def put(self, seed: int, *, writer: str = "ci", activate: bool = True, origin: str = "register") -> Made:
         """Register a seed's bytes."""

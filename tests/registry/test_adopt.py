@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.drops import adopt, seen, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.drops.candidates import COPIED_S, Candidate
 from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
@@ -27,7 +28,7 @@ from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
 from tests.registry.test_lock import left_by_another_host
-from tests.registry.test_operations import put
+from tests.registry.test_operations import before_append, put
 
 SETTLE_S = 2.0
 WEIGHTS = "adapter_model.safetensors"
@@ -362,6 +363,16 @@ def test_two_adopters_at_once(site: Site) -> None:
         assert one.step() == {"dropped": "v1"}
         assert one.generation() == 1
         assert not one.adopter.waiting()
+
+
+def test_a_later_revision_that_another_adopts_meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two revisions dropped together the name serves the later one, whichever replica reads longer."""
+    for number in (1, 2):
+        write_adapter(site.at(f"v{number}", "dropped"), number)
+    other = Site(site.registry, site.scope)
+    before_append(monkeypatch, other.settle, to="Record")
+    assert site.settle() == {"dropped": "v2"}
+    assert other.step() == {"dropped": "v2"}
 
 
 def test_another_adopter_at_work_is_waited_for(site: Site) -> None:
@@ -704,6 +715,23 @@ def test_a_damaged_tombstone_is_no_drop(site: Site, make_adapter: MakeAdapter) -
         path.write_bytes(data)
     assert late.settle() == {}
     assert late.adopter.refusals() == {}
+
+
+def test_a_damaged_pointer_is_no_missing_one(site: Site) -> None:
+    """A replica that starts with an unreadable pointer does not guess which revision it named."""
+    for number in (1, 2):
+        write_adapter(site.at(f"v{number}", "dropped"), number)
+    assert site.settle() == {"dropped": "v2"}
+    release.rollback(site.registry, site.scope, "dropped", writer="a person")
+    assert site.step() == {"dropped": "v1"}
+    pointers = site.registry.layout.active(site.scope)
+    for superseded in (1, 2):
+        (pointers / generation_name("dropped", superseded)).unlink()  # as gc does
+    damage(pointers)
+    fresh = Site(site.registry, site.scope)
+    assert fresh.settle() == {}
+    assert [path.name for path in pointers.glob("dropped.@*")] == [generation_name("dropped", 3)]
+    assert site.step() == {"dropped": "v1"}, "what was read before stays in force"
 
 
 def test_a_record_not_read_yet_is_waited_for(site: Site, make_adapter: MakeAdapter) -> None:

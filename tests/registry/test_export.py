@@ -301,6 +301,21 @@ def test_a_restored_registry_is_the_one_that_was(
     assert served(again, Scope("default", "tiny"))["a1"] == "v1"
 
 
+def test_a_registry_that_somebody_makes_meanwhile(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that makes the empty folder its registry, while a restore copies, is told to the caller."""
+    file, lay = exported(filled, tmp_path / "e.tar"), restore._lay
+
+    def late(*arguments: Any) -> None:
+        Registry(tmp_path / "new", create=True)
+        lay(*arguments)
+
+    monkeypatch.setattr(restore, "_lay", late)
+    with pytest.raises(Conflict, match="a registry meanwhile"):
+        restore.restore(tmp_path / "new", file, archive.read(file))
+
+
 def test_a_running_reader_follows_a_restore(filled: Registry, tmp_path: Path) -> None:
     """A view of the lost volume believes the restored one, which is older, and goes on."""
     scope = Scope("default", "tiny")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 from lora_fs.sidecar.errors import LoraFsError, RegistryLost, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Quota
+from lora_fs.sidecar.registry.backup import export
 from lora_fs.sidecar.registry.format.layout import LEASES
 from lora_fs.sidecar.registry.store import evaluations, head, writer
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -21,8 +24,10 @@ from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic, leases
 from tests.crash import acts
 from tests.crash.acts import ACTS, SCOPE, Stage
+from tests.registry.conftest import MakeAdapter
 from tests.registry.faults import CALLS
 from tests.registry.test_evaluations import evaluation
+from tests.registry.test_operations import put
 
 SHORT = 30  # calls of an act in short mode
 
@@ -151,3 +156,25 @@ def test_a_reader_takes_no_lost_volume_for_an_empty_one(tmp_path: Path, first: b
         if not mount.lost:
             assert made < number
             return
+
+
+def test_away_for_one_listing(
+    registry: Registry, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that is back when its marker is looked at has no empty folder, and no empty backup."""
+    put(registry, SCOPE, make_adapter())
+    real, looks = os.listdir, [0, 0]
+
+    def listed(folder: Path) -> list[str]:
+        looks[1] += 1
+        if looks[0] != looks[1]:
+            return real(folder)
+        if folder == registry.layout.root:
+            return []
+        raise FileNotFoundError(errno.ENOENT, "an empty mount point has no such folder", str(folder))
+
+    monkeypatch.setattr(os, "listdir", listed)
+    while looks[0] <= looks[1]:
+        looks[:] = looks[0] + 1, 0
+        done = export.write(registry, registry.scopes(), io.BytesIO(), artifacts=True)
+        assert (done.records, done.pointers, done.adapters) == (1, 1, 1), f"listing {looks[0]}"

@@ -72,6 +72,19 @@ def test_names_are_unique(registry: Registry, scope: Scope, make_adapter: MakeAd
     assert served(registry, scope) == {}
 
 
+def test_names_that_the_volume_takes_for_one(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that differs from another by case alone gets none of its files, so gc removes none of them."""
+    put(registry, scope, make_adapter())
+    registry.layout.artifact(AdapterKey(*scope, "v1", "A1")).symlink_to("a1")  # as such a volume finds it
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: [name for name in real(folder) if name != "A1"])
+    with pytest.raises(Conflict, match="upper or lower"):
+        put(registry, scope, make_adapter(), name="A1")
+    assert served(registry, scope) == {"a1": "v1"}
+
+
 def test_a_conditional_write_is_refused(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
     """``expect`` cannot be promised here, so it is refused and nothing is written."""
     put(registry, scope, make_adapter())

@@ -19,8 +19,8 @@ from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
+from tests.crash.acts import look_at_folders
 from tests.registry.conftest import MakeAdapter, write_adapter
-from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -34,6 +34,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.validate import Expectation, validate
 from tests.registry.conftest import MakeAdapter, write_adapter
@@ -80,6 +81,18 @@ def test_a_newer_writers_revision_keeps_its_name(
         release.unregister(registry, scope, "a1", all_revisions=True, writer="test")
     assert served(registry, scope) == {"a1": "v2"}
     assert release.present_revisions(registry, scope, "a1").keys() == {"v1", "v2"}
+
+
+def test_a_revision_that_somebody_made_and_did_not_sync(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that synced the scope for one revision syncs it for the next one, whose maker was killed."""
+    put(registry, scope, make_adapter())
+    registry.layout.revision(scope, "v2").mkdir()
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync_names", synced.append)
+    put(registry, scope, make_adapter("second", 2), revision="v2")
+    assert registry.layout.scope(scope) in synced
 
 
 def test_a_revision_never_changes(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, OverQuota
+from lora_fs.sidecar.errors import Conflict, NotFound, OverQuota
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.format.layout import parse_generation
-from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.lifecycle import ingest, release, retention
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume.leases import Turn
-from tests.registry.conftest import MakeAdapter
-from tests.registry.test_operations import put, served
+from tests.registry.conftest import MakeAdapter, Site
+from tests.registry.test_operations import before_append, put, served
 
 FORK = multiprocessing.get_context("fork")
 KEY = AdapterKey("default", "tiny", "v1", "a1")
@@ -114,3 +114,79 @@ def test_over_the_quota_beside_another(
         put(late, scope, source, name="second")
     assert served(registry, scope) == {"first": "v1", "second": "v1"}
     assert list(release.present_revisions(registry, scope, "second")) == ["v1"]
+
+
+@pytest.fixture
+def two(site: Site) -> Site:
+    """A name that serves v2 and has v1."""
+    site.put(2)
+    return site
+
+
+def withdraw(site: Site) -> list[Any]:
+    return release.unregister(site.registry, site.scope, "a", revision="v1", writer="other")
+
+
+def test_a_withdrawal_beside_a_promotion(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revision that goes after the promotion found it leaves the name what it served."""
+    before_append(monkeypatch, lambda: withdraw(two), to="Pointer")
+    with pytest.raises(NotFound, match="no revision 'v1'"):
+        release.promote(two.registry, two.scope, "a", "v1", writer="ci")
+    assert two.state() == ("v2", {"v2"})
+
+
+def test_a_promotion_beside_a_withdrawal(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name promoted to a revision that goes, just before it goes, serves what it served before."""
+
+    def promote() -> object:
+        return release.promote(two.registry, two.scope, "a", "v1", writer="ci")
+
+    before_append(monkeypatch, promote, to="Record")
+    withdraw(two)
+    assert two.state() == ("v2", {"v2"})
+
+
+def test_a_withdrawal_beside_a_damaged_record(two: Site) -> None:
+    """A record that cannot be read is not withdrawn: replicas that read it before serve its revision."""
+    series = two.registry.records(AdapterKey(*two.scope, "v2", "a"))
+    record = two.registry.latest(series)[1]
+    assert record is not None
+    two.registry.path(series, record).write_bytes(b"")
+    withdraw(two)
+    assert two.state() == ("v2", set())
+
+
+def test_a_withdrawal_beside_a_canary(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name does not try a revision that goes after the caller found it."""
+    before_append(monkeypatch, lambda: withdraw(two), to="Pointer")
+    with pytest.raises(NotFound):
+        release.set_canary(two.registry, two.scope, "a", "v1", 10, writer="ci")
+    pointer = release.active(two.registry, two.scope, "a")
+    assert pointer is not None
+    assert (pointer.revision, pointer.canary) == ("v2", None)
+
+
+def test_gc_beside_a_promotion(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name never serves a revision that gc withdrew for being one too many."""
+    old = release.chosen_of(two.registry, two.scope, "a", "v1")["v1"]
+    two.put(3)
+    two.put(4)
+    before_append(monkeypatch, lambda: retention.withdraw(two.registry, old, writer="gc"), to="Pointer")
+    with pytest.raises(NotFound):
+        release.promote(two.registry, two.scope, "a", "v1", writer="ci")
+    assert two.state() == ("v4", {"v2", "v3", "v4"})
+
+
+def test_registered_again_beside_a_withdrawal(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name serves bytes that are registered again while somebody unregisters all of it."""
+
+    real = ingest._Task._is_registered
+
+    def late(*arguments: Any) -> bool:
+        monkeypatch.undo()
+        release.unregister(two.registry, two.scope, "a", all_revisions=True, writer="other")
+        return real(*arguments)
+
+    monkeypatch.setattr(ingest._Task, "_is_registered", late)
+    two.put(2)
+    assert two.state() == ("v2", {"v2"})

@@ -100,6 +100,15 @@ def test_what_is_served_tried_pinned_or_in_use_never_goes(
     assert withdrawn(registry, scope, None) == []  # not known what is in use
 
 
+def test_a_pointer_that_cannot_be_read_keeps_all(registry: Registry, scope: Scope, many: list[str]) -> None:
+    """What it names is unknown: replicas that read it before serve that."""
+    amend.keep_revisions(registry, scope, "a1", 1, writer="test")
+    pointer = release.promote(registry, scope, "a1", "v1", writer="test")
+    assert withdrawn(registry, scope) == ["v2", "v3", "v4", "v5", "v6"]
+    registry.path(registry.pointers(scope, "a1"), pointer).write_bytes(b"\0" * 64)
+    assert withdrawn(registry, scope) == []
+
+
 def test_gc_withdraws_and_a_day_later_removes(registry: Registry, scope: Scope, many: list[str]) -> None:
     """First the records, with what they will free; their files by the next gc."""
     amend.keep_revisions(registry, scope, "a1", 3, writer="test")

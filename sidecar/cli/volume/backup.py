@@ -23,6 +23,7 @@ from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.garbage import ahead_s
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.settings import writer_id
 
@@ -217,6 +218,8 @@ def check_registry(
     repair = repair and not dry_run
     with context.opened() as registry:
         state = survey.look(registry)
+        if repair:  # by the volume's clock: a host whose clock is ahead would remove copies under way
+            older_than += ahead_s(registry.layout)
         found = list(fsck.find(registry, state, older_than_s=older_than, hash_files=not quick))
         outcome: dict[fsck.Finding, str | None] = {}
         if repair:

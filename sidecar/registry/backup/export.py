@@ -126,7 +126,7 @@ def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifa
             members.add(name, seen[name][1])
         for record in records.values():
             if record.present:
-                _add_evaluation(members, registry.layout, record, done)
+                _add_evaluation(members, registry, record, done)
         for record in records.values():
             if artifacts and record.present:
                 _add_files(members, registry.layout, record, done)
@@ -140,15 +140,15 @@ def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifa
     return done
 
 
-def _add_evaluation(members: _Members, layout: Layout, record: Record, done: Exported) -> None:
-    path = layout.evaluation(record.key)
-    if path.name not in (atomic.list_names(path.parent) or ()):
+def _add_evaluation(members: _Members, registry: Registry, record: Record, done: Exported) -> None:
+    path = registry.layout.evaluation(record.key)
+    if path.name not in registry.names(path.parent):
         return
     try:
         data = atomic.read_bytes(path)
         if data is not None:  # else gc removed it meanwhile
             evaluations.parse(record.key, data)
-            members.add(str(path.relative_to(layout.root)), data)
+            members.add(str(path.relative_to(registry.layout.root)), data)
     except (CorruptRecord, atomic.NotRegular) as error:
         done.left_out.append(f"{path} is left out: {error}")
 

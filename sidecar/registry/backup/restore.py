@@ -66,7 +66,8 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
         for key, data in contents.evaluations.items():
             make_folder(layout.evaluation(key).parent)
             atomic.replace(layout.evaluation(key), data, sync=True)
-        write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names)
+        if not write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names):
+            raise Conflict(f"somebody made {path} a registry meanwhile: restore into another, empty folder")
         advance_head(layout, epoch)
     finally:
         names.sweep(wait=True)

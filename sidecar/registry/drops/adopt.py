@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
 from lora_fs.sidecar.registry.drops.seen import Seen, may_be_a_drop
-from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
@@ -213,7 +212,7 @@ class Adopter:
                         f"file://{folder}",
                         revision=key.revision,
                         policy=self._policy,
-                        activate=self._activates(key, pointer),
+                        activate=self._may_activate(key),
                         origin="folder",
                         resolved=True,
                         fingerprint=candidate.fingerprint,
@@ -237,7 +236,8 @@ class Adopter:
         candidate, now = self._candidates.get(key), self._clock()
         known = desired.pointers.get((key.scope, key.name))
         replaces = candidate.replaces if candidate is not None else None
-        if not record.present or (known is not None and known.generation != replaces):
+        is_unread = known is None and self._may_be_pointed(key, desired)
+        if not record.present or is_unread or (known is not None and known.generation != replaces):
             self._candidates.pop(key, None)
             return False
         if candidate is not None and now < candidate.not_before:
@@ -245,18 +245,22 @@ class Adopter:
         try:
             pointer = release.active(self._registry, key.scope, key.name)
             moved = pointer is not None and pointer.generation != replaces
-            left_over = not moved and self._activates(key, pointer)
+            left_over = not moved and self._may_activate(key)
             if left_over:
-                release.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
+                release.promote(
+                    self._registry, key.scope, key.name, key.revision, writer=self._writer, only_later=True
+                )
         except LoraFsError as error:
             why = f"{type(error).__name__}: it is registered and not active yet: {error}"
             return self._candidates.retry(key, candidate or Candidate("", now), why, now)
         self._candidates.pop(key, None)
         return left_over
 
-    def _activates(self, key: AdapterKey, pointer: Pointer | None) -> bool:
-        if gating.required_gate(self._registry, key.namespace) is not None:
-            return False  # it has a record: somebody evaluates and promotes it
-        if pointer is None or pointer.revision is None:
-            return True
-        return natural_order(key.revision) > natural_order(pointer.revision)
+    def _may_be_pointed(self, key: AdapterKey, desired: Desired) -> bool:
+        """Whether its name has a pointer, readable or not; without hard links it may be half of one."""
+        listing = desired.listings.get(key.scope, ScopeListing())
+        return key.name in listing.pointers and self._registry.marker.tier == "cas"
+
+    def _may_activate(self, key: AdapterKey) -> bool:
+        """Whether no gate asks a person to evaluate and promote it, once it has a record."""
+        return gating.required_gate(self._registry, key.namespace) is None

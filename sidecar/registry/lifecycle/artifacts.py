@@ -129,11 +129,11 @@ def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
         most_bytes -= count
 
 
-def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
+def hash_files(folder: Path, files: Sequence[str]) -> tuple[FileEntry, ...]:
     """Hash the named files of a folder."""
     with Taker(None) as taker:
         for name in files:
-            _take(taker, folder / name, progress=progress)
+            _take(taker, folder / name)
     return tuple(taker.files)
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, InvalidAdapter, Taken, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, Taken, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
@@ -249,7 +249,7 @@ class Copy:
         Args:
             recorded: a record names it; if not, mark it as one that nobody dropped.
         Raises:
-            Taken: other bytes lie there.
+            Taken: other bytes lie there. Conflict: it is the folder of another name.
             VolumeUnavailable: the volume does not move it.
         """
         if self.moved:
@@ -259,6 +259,11 @@ class Copy:
         make_folder(self.target.parent, root=self.registry.layout.root)
         if artifacts.place(draft, self.target):
             return
+        if self.target.name not in self.registry.names(self.target.parent):
+            raise Conflict(
+                f"{self.target} is there in other letters, upper or lower: this volume takes both for one "
+                "name; use another name"
+            )
         there = artifacts.hash_files(self.target, [entry.path for entry in self.judged.files])
         if artifacts.digest_of(there) != self.judged.digest:
             raise Taken(f"{self.target} holds other bytes: revisions never change; register a new one")

@@ -175,7 +175,7 @@ def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
 
 def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None:
     """The record whose files came from this source, if a hint names one."""
-    if hint.name not in (atomic.list_names(hint.parent) or ()):
+    if hint.name not in registry.names(hint.parent):
         return None
     try:
         data = atomic.read_bytes(hint)

@@ -204,17 +204,17 @@ class _Task:
         if same is not None:
             restored = self._copy(same.key).restore(same)
             newest = self._amend(same)
-            pointer = self._point(newest, is_new=False)
+            pointer = self._point(newest, is_new=False, again=self.wanted.again)
             if pointer is None or self._is_registered(newest.key):
                 amended = newest.generation != same.generation
                 return Registered(newest, False, report, amended, restored, pointer)
             # Whoever undid the load that registered it did not see this pointer yet.
             newest = self._record(newest.key, newest.spec, serves_new=False)
-            self.registry.announce()
+            pointer = self._point(newest, is_new=False, again=False) or pointer
             return Registered(newest, True, report, restored=restored, pointer=pointer)
         key, spec, _ = self._new(known)
         record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
-        return Registered(record, True, report, pointer=self._point(record, is_new=True))
+        return Registered(record, True, report, pointer=self._point(record, is_new=True, again=True))
 
     def dry_run(self, known: Revisions) -> Registered:
         """Say what ``write`` would do."""
@@ -303,23 +303,21 @@ class _Task:
                 copy.place(draft, recorded=True)
         return record
 
-    def _point(self, record: Record, *, is_new: bool) -> Pointer | None:
-        """Let the name serve it, and announce the writes."""
+    def _point(self, record: Record, *, is_new: bool, again: bool) -> Pointer | None:
+        """Let the name serve it, and announce the writes. ``again``: also a name that serves."""
         registry, wanted, pointer = self.registry, self.wanted, None
-        before = None if is_new or wanted.again else active(registry, self.scope, record.name)
+        before = None if again else active(registry, self.scope, record.name)
         activates = wanted.activate and (before is None or before.revision is None)
         try:
             if activates:
                 gating.check(registry, record)
                 pointer = point(
                     registry,
-                    self.scope,
-                    record.name,
-                    record.revision,
+                    record,
                     writer=self.writer,
                     must_be_new=wanted.must_be_new,
-                    claims=record.origin == "api",
                     anew=wanted.origin == "api",
+                    only_later=wanted.origin == ADOPTED_IN_PLACE,
                     checked=True,
                 )
         except (Conflict, GateNotPassed):  # another writer took the name meanwhile, or set a gate

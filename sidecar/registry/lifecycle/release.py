@@ -6,12 +6,13 @@ Each is a few appends in an order that is safe to stop anywhere, HEAD last. Regi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
+from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -60,51 +61,59 @@ def refuse_served(reader: Reader, scope: Scope, name: str) -> None:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
 
 
-def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:
+def promote(
+    registry: Registry, scope: Scope, name: str, revision: str, *, writer: str, only_later: bool = False
+) -> Pointer:
     """Let the plain name serve ``revision``.
 
+    Args:
+        only_later: see ``point``.
     Raises:
         NotFound: nobody registered the revision.
         TemporaryError: see ``Registry.append``.
     """
     record = chosen_of(registry, scope, name, revision)[revision]
     registry.confirm(registry.records(record.key), record)  # else a reader may know the pointer alone
-    pointer = point(registry, scope, name, revision, writer=writer, claims=record.origin == "api")
+    pointer = point(registry, record, writer=writer, only_later=only_later)
+    _check_still_there(registry, scope, name, revision, writer=writer)
     registry.announce()
     return pointer
 
 
 def point(
     registry: Registry,
-    scope: Scope,
-    name: str,
-    revision: str,
+    record: Record,
     *,
     writer: str,
     must_be_new: bool = False,
-    claims: bool = False,
     anew: bool = False,
+    only_later: bool = False,
     checked: bool = False,
 ) -> Pointer:
-    """Let the plain name serve ``revision``; announces nothing.
+    """Let the plain name serve a revision; announces nothing.
+
+    It writes another writer's pointer to a loaded revision anew. Whoever loaded that over HTTP, and takes it
+    back, then sees that somebody else relies on it.
 
     Args:
         must_be_new: refuse a name that serves another one.
-        claims: write another writer's pointer to it anew. Whoever loaded it over HTTP, and takes that
-            back, then sees that somebody else relies on it.
-        anew: the same writer's, too.
+        anew: write the same writer's pointer anew, too.
+        only_later: leave a name that serves a later revision, in natural order.
         checked: see ``Registry.append``.
     """
+    revision, name = record.revision, record.name
 
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
-            return {} if anew or (claims and newest.writer != writer) else None
+            return {} if anew or (record.origin == "api" and newest.writer != writer) else None
         before = newest.revision if newest is not None else None
         if must_be_new and before is not None:
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+        if only_later and before is not None and natural_order(before) >= natural_order(revision):
+            return None
         return {"revision": revision, "previous_revision": before, "canary": None}
 
-    pointers = registry.pointers(scope, name)
+    pointers = registry.pointers(record.key.scope, name)
     return registry.append(pointers, build, writer=writer, announce=False, checked=checked)
 
 
@@ -166,7 +175,11 @@ def set_canary(
         after |= {} if percent is None else {"percent": percent}
         return None if after == before else {"canary": after}
 
-    return registry.append(registry.pointers(scope, name), build, writer=writer)
+    pointer = registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
+    if revision is not None:
+        _check_still_there(registry, scope, name, revision, writer=writer)
+    registry.announce()
+    return pointer
 
 
 def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, writer: str) -> Pointer:
@@ -186,6 +199,45 @@ def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, wri
         return {"revision": current.revision, "previous_revision": serving, "canary": None}
 
     return registry.append(registry.pointers(scope, name), build, writer=writer)
+
+
+def _check_still_there(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> None:
+    """Raise NotFound if somebody withdrew a revision before its name got it."""
+    try:
+        chosen_of(registry, scope, name, revision)
+    except NotFound:
+        if _let_go(registry, scope, name, (revision,), writer=writer):
+            raise
+
+
+def _let_go(registry: Registry, scope: Scope, name: str, gone: Collection[str], *, writer: str) -> bool:
+    """Let a name that serves one of these withdrawn revisions serve the one before it, or try it no more.
+
+    A promotion and a withdrawal at the same time do not see each other's look. Each calls this after its
+    write, so the later one sees both. Returns whether the name moved.
+    """
+
+    def is_withdrawn(revision: str | None) -> bool:
+        if revision is None or revision not in gone:
+            return False
+        record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))[1]
+        return record is not None and not record.present
+
+    def build(newest: Pointer | None) -> dict[str, Any] | None:
+        if newest is not None and is_withdrawn(newest.revision):
+            before, present = newest.previous_revision, present_revisions(registry, scope, name)
+            return {
+                "revision": before if before in present else None,
+                "previous_revision": None,
+                "canary": None,
+            }
+        tried = newest.canary.revision if newest is not None and newest.canary is not None else None
+        return {"canary": None} if is_withdrawn(tried) else None
+
+    moves = build(active(registry, scope, name)) is not None
+    if moves:
+        registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
+    return moves
 
 
 def _serving(pointer: Pointer | None, scope: Scope, name: str) -> str:
@@ -231,8 +283,7 @@ def unregister(
         return None  # promoted to another revision meanwhile
 
     pointer = active(registry, scope, name)
-    tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
-    if pointer is not None and (pointer.revision in chosen or tried in chosen):
+    if pointer is not None and withdraw(pointer) is not None:
         registry.append(registry.pointers(scope, name), withdraw, writer=writer, announce=False)
     tombstones = []
     for one, record in sorted(chosen.items()):
@@ -240,6 +291,7 @@ def unregister(
         keep = keep_files or record.keep_files
         change = partial(_tombstone, keep_files=keep, taken_away=taken_away)
         tombstones.append(registry.append(series, change, writer=writer, announce=False))
+    _let_go(registry, scope, name, chosen, writer=writer)
     registry.announce()
     return tombstones
 

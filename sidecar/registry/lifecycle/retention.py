@@ -51,9 +51,12 @@ def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) ->
         for name in entries.records:
             counts[name] = counts.get(name, 0) + 1
     for name, count in sorted(counts.items()):
-        pointer = active(registry, scope, name) if count > 1 else None
+        if count == 1:
+            continue
+        top, pointer = registry.latest(registry.pointers(scope, name))
         keep = (pointer.keep_revisions if pointer is not None else None) or of_namespace
-        if keep is None or count <= keep:
+        is_unread = top.generation > (pointer.generation if pointer is not None else 0)
+        if keep is None or count <= keep or is_unread:  # what an unreadable pointer names is unknown
             continue
         known = present_revisions(registry, scope, name)
         spared = serving(pointer)

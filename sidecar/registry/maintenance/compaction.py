@@ -9,14 +9,13 @@ above what it has seen (``RegistryView.refresh``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import STORE_STATE, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
@@ -89,7 +88,7 @@ def find(
 
     Args:
         in_use: keys that a replica reports; None if unknown, which keeps every tombstone.
-        older_than_s: by this host's clock: see ``ahead_s``.
+        older_than_s: by this host's clock: see ``garbage.ahead_s``.
     Raises:
         VolumeUnavailable: the volume does not list or read something.
     """
@@ -116,18 +115,6 @@ def find(
             remove = partial(remove_empty, folder)
             found.append(Garbage(folder, What.HISTORY, "an empty revision", 0, remove))
     return found
-
-
-def ahead_s(registry: Registry) -> float:
-    """How far this host's clock is ahead of the volume's, in seconds; 0.0 if unknown."""
-    try:
-        probe = atomic.write_temporary(registry.layout.leases, b"", sync=False)
-        try:
-            return max(0.0, time.time() - probe.lstat().st_mtime)
-        finally:
-            probe.unlink(missing_ok=True)
-    except (OSError, VolumeUnavailable):
-        return 0.0
 
 
 def _superseded(

@@ -15,25 +15,22 @@ from lora_fs.sidecar.registry.format.layout import Layout, parse_evaluation
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, is_older, remove_empty, size_of
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.volume import atomic
 
 EMPTY_S = 24 * 3600.0  # so that none goes that a writer has just made: it makes one anew at most once
 
-ListNames = Callable[[Path], Sequence[str] | None]
+ListNames = Callable[[Path], Sequence[str]]
 
 
-def folders(layout: Layout, scope: Scope, list_names: ListNames = atomic.list_names) -> list[Path]:
+def folders(layout: Layout, scope: Scope, list_names: ListNames) -> list[Path]:
     """Folders of evaluations, one a revision."""
     above = layout.evaluations(scope)
-    return [above / name for name in sorted(list_names(above) or ())]
+    return [above / name for name in sorted(list_names(above))]
 
 
-def files(
-    layout: Layout, scope: Scope, list_names: ListNames = atomic.list_names
-) -> Iterator[tuple[Path, AdapterKey]]:
+def files(layout: Layout, scope: Scope, list_names: ListNames) -> Iterator[tuple[Path, AdapterKey]]:
     """Each file of an evaluation, and whose it is."""
     for folder in folders(layout, scope, list_names):
-        for name in sorted(list_names(folder) or ()):
+        for name in sorted(list_names(folder)):
             key = parse_evaluation(str((folder / name).relative_to(layout.root)))
             if key is not None:
                 yield folder / name, key
@@ -44,7 +41,7 @@ def orphans(
     scope: Scope,
     listing: ScopeListing,
     older_than_s: float,
-    list_names: ListNames = atomic.list_names,
+    list_names: ListNames,
 ) -> Iterator[Garbage]:
     """Evaluations of revisions that have no record, and folders that a writer left empty."""
     for path, key in files(registry.layout, scope, list_names):
@@ -55,7 +52,7 @@ def orphans(
             why = f"an evaluation of {key.name}@{key.revision}, which has no record"
             yield Garbage(path, What.LEFTOVER, why, size_of(path), remove)
     for folder in folders(registry.layout, scope, list_names):
-        if list_names(folder) == [] and is_older(folder, max(older_than_s, EMPTY_S)):
+        if not list_names(folder) and is_older(folder, max(older_than_s, EMPTY_S)):
             yield Garbage(
                 folder, What.LEFTOVER, "an empty folder of evaluations", 0, partial(remove_empty, folder)
             )

@@ -34,6 +34,7 @@ from lora_fs.sidecar.registry.maintenance.survey import State, names_in, noted, 
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.reports import read_reports
 from lora_fs.sidecar.registry.volume import atomic
 
 
@@ -210,7 +211,7 @@ def _files(registry: Registry, key: AdapterKey, record: Record, *, hash_files: b
     linked = folder != registry.layout.artifact(key)
     mend = "" if linked else "they are taken from the same bytes elsewhere, where there are some"
     try:
-        names = atomic.list_names(folder)
+        names = registry.listed(folder)
         if names is None:
             yield Finding(Kind.NO_FILES, folder, f"the files of {key} are gone", mend, key)
             return
@@ -241,13 +242,13 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
                 with noted(state, folder):
                     if not atomic.is_folder(folder) and not folder.is_symlink():
                         continue  # a file beside adapters is somebody's own
-                if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state):
+                if is_older(folder, older_than_s) and REGISTERING not in names_in(registry, state, folder):
                     text = "no record names this folder: it was dropped and not adopted, or its writer died"
                     yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
 
 
 def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
-    seen, list_names = set[Path](), partial(names_in, state=state)
+    seen, list_names = set[Path](), partial(names_in, registry, state)
     for scope, listing in state.listings.items():
         with noted(state, registry.layout.scope(scope)):
             left = gc.left_by_writers(registry, scope, listing, older_than_s, list_names)
@@ -259,7 +260,7 @@ def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Fin
 
 
 def _evaluations(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
-    list_names = partial(names_in, state=state)
+    list_names = partial(names_in, registry, state)
     for scope, listing in state.listings.items():
         for path, key in evaluated.files(registry.layout, scope, list_names):
             record = state.records.get(key)
@@ -295,7 +296,7 @@ def _hints(registry: Registry, state: State) -> Iterator[Finding]:
         yield Finding(
             Kind.HEAD, layout.head, f"{why}; readers look at their next scan only", "it is made anew"
         )
-    for path, report in gc.reports(registry, partial(names_in, state=state)):
-        if isinstance(report, LoraFsError):
-            text = f"{report}: gc keeps every file until its replica writes it anew, or it is removed"
-            yield Finding(Kind.REPORT, path, text)
+    with noted(state, layout.replicas):
+        for replica, reason in read_reports(layout).unreadable.items():
+            text = f"{reason}: gc keeps every file until its replica writes it anew, or it is removed"
+            yield Finding(Kind.REPORT, layout.replica(replica), text)

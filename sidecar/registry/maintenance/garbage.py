@@ -122,6 +122,18 @@ def remove_empty(folder: Path) -> None:
             raise
 
 
+def ahead_s(layout: Layout) -> float:
+    """How far this host's clock is ahead of the volume's, in seconds; 0.0 if unknown."""
+    try:
+        probe = atomic.write_temporary(layout.leases, b"", sync=False)
+        try:
+            return max(0.0, time.time() - probe.lstat().st_mtime)
+        finally:
+            probe.unlink(missing_ok=True)
+    except (OSError, VolumeUnavailable):
+        return 0.0
+
+
 def age_s(path: Path) -> float:
     """Seconds since the last change; a path that is gone or unknown is young."""
     with suppress(OSError):

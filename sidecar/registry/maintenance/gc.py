@@ -15,39 +15,24 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
-from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Phase, Record, Scope
 from lora_fs.sidecar.registry.format.layout import REGISTERING, TEMPORARY, Generation
-from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import retention
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.maintenance import compaction, evaluated, survey
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
-from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, artifact, is_older, leftover
+from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, ahead_s, artifact, is_older, leftover
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.reports import read_reports
 from lora_fs.sidecar.registry.volume import atomic
 
 HINT_S = 24 * 3600.0  # holders refresh leases every few seconds, reports every ten
 _TAKEOVER = re.compile(r"\.(break|restore)\.\d+\.[0-9a-f]{32}$")  # filelock's, while it breaks a lease
 
-ListNames = Callable[[Path], Sequence[str] | None]  # ``atomic.list_names``, or one that raises nothing
-
-
-def reports(
-    registry: Registry, list_names: ListNames = atomic.list_names
-) -> Iterator[tuple[Path, ReplicaStatus | LoraFsError]]:
-    """Every replica's report, or why it cannot be read."""
-    for name in sorted(list_names(registry.layout.replicas) or ()):
-        path = registry.layout.replicas / name
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                data = atomic.read_bytes(path)
-                if data is not None:  # else withdrawn meanwhile
-                    yield path, decode(ReplicaStatus, data)
-            except (CorruptRecord, VolumeUnavailable) as error:
-                yield path, error
+ListNames = Callable[[Path], Sequence[str]]  # ``Registry.names``, or one that raises nothing
 
 
 def in_use(registry: Registry) -> frozenset[AdapterKey]:
@@ -56,15 +41,14 @@ def in_use(registry: Registry) -> frozenset[AdapterKey]:
     Raises:
         VolumeUnavailable: a report is unreadable, so what that replica uses is unknown.
     """
-    found: set[AdapterKey] = set()
-    for path, status in reports(registry):
-        if isinstance(status, LoraFsError):
-            raise VolumeUnavailable(
-                f"cannot tell what the replica of {path} uses: {status}; "
-                "if that replica is gone for good, remove its file"
-            ) from status
-        found |= {AdapterKey(*one.key) for one in status.adapters.values() if one.phase is not Phase.FAILED}
-    return frozenset(found)
+    reports = read_reports(registry.layout)
+    for replica, why in reports.unreadable.items():
+        raise VolumeUnavailable(
+            f"cannot tell what the replica of {registry.layout.replica(replica)} uses: {why}; "
+            "if that replica is gone for good, remove its file"
+        )
+    adapters = (one for status in reports.replicas for one in status.adapters.values())
+    return frozenset(AdapterKey(*one.key) for one in adapters if one.phase is not Phase.FAILED)
 
 
 def find(
@@ -86,14 +70,14 @@ def find(
         OperatorError: how many revisions a namespace keeps is unknown.
         VolumeUnavailable: the volume does not list a folder.
     """
-    ahead_s = compaction.ahead_s(registry)
-    older_than_s, history_s = older_than_s + ahead_s, history_s + ahead_s
-    listing = registry.scan(scope)
-    found = [*left_by_writers(registry, scope, listing, older_than_s)]
-    found += evaluated.orphans(registry, scope, listing, older_than_s)
+    ahead = ahead_s(registry.layout)
+    older_than_s, history_s = older_than_s + ahead, history_s + ahead
+    listing, names = registry.scan(scope), registry.names
+    found = [*left_by_writers(registry, scope, listing, older_than_s, names)]
+    found += evaluated.orphans(registry, scope, listing, older_than_s, names)
     found += _old_hints(registry, older_than_s)
     if in_use is not None:
-        found += unfinished(registry, scope, listing, older_than_s)
+        found += unfinished(registry, scope, listing, older_than_s, names)
         found += _withdrawn(registry, scope, listing, in_use, older_than_s)
         found += _too_many(registry, scope, in_use, older_than_s, writer)
     return found + compaction.find(registry, scope, in_use, history_s)
@@ -104,7 +88,7 @@ def left_by_writers(
     scope: Scope,
     listing: ScopeListing,
     older_than_s: float,
-    list_names: ListNames = atomic.list_names,
+    list_names: ListNames,
 ) -> Iterator[Garbage]:
     """Temporary names, and copies that their writers never finished."""
     layout = registry.layout
@@ -115,7 +99,7 @@ def left_by_writers(
     rows = [*((folder, TEMPORARY, left) for folder in folders)]
     rows.append((layout.incoming(scope), "", "a copy that was never finished"))
     for folder, prefix, why in rows:
-        for name in list_names(folder) or ():
+        for name in list_names(folder):
             if name.startswith(prefix) and is_older(folder / name, older_than_s):
                 yield leftover(folder / name, why)
 
@@ -128,7 +112,7 @@ def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
         (layout.replicas, ".json", "the report of a replica that is no more"),
         (layout.events, ".json", "the events of a replica that is no more"),
     ):
-        for name in atomic.list_names(folder) or ():
+        for name in registry.names(folder):
             of = _TAKEOVER.sub("", name)
             if of.endswith(suffix) and is_older(folder / name, max(older_than_s, HINT_S)):
                 yield leftover(folder / name, why)
@@ -139,7 +123,7 @@ def unfinished(
     scope: Scope,
     listing: ScopeListing,
     older_than_s: float,
-    list_names: ListNames = atomic.list_names,
+    list_names: ListNames,
 ) -> Iterator[Garbage]:
     """Copies in their places whose writers died before the record, unless somebody changed one since."""
     is_named = _named(registry)
@@ -147,7 +131,7 @@ def unfinished(
         for name in sorted(set(entries.folders) - entries.records.keys()):
             key = AdapterKey(*scope, revision, name)
             folder = registry.layout.artifact(key)
-            files = list_names(folder) or ()
+            files = list_names(folder)
             if REGISTERING in files and not _arrived(folder, files, older_than_s) and not is_named(folder):
                 still = partial(_is_unrecorded, registry, key)
                 yield artifact(registry.layout, key, "a copy that no record came to name", still)
@@ -197,7 +181,7 @@ def _tombstone(
         listed: the newest generation, where a listing has it.
     """
     series, folder = registry.records(key), registry.layout.artifact(key)
-    files = atomic.list_names(folder) or ()
+    files = registry.names(folder)
     is_marked = REGISTERING in files
     if is_marked and _arrived(folder, files, older_than_s):
         return None

@@ -16,7 +16,6 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.store.reader import ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.volume import atomic
 
 
 class Unread(NamedTuple):
@@ -83,10 +82,10 @@ def series_of(registry: Registry, key: AdapterKey) -> Series[Any]:
     return registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
 
 
-def names_in(folder: Path, state: State) -> Sequence[str]:
+def names_in(registry: Registry, state: State, folder: Path) -> Sequence[str]:
     """The names in a folder. If the volume does not list it: no names, and keep it as ``unknown``."""
     try:
-        return atomic.list_names(folder) or ()
+        return registry.names(folder)
     except VolumeUnavailable as error:
         state.unknown[folder] = error
         return ()

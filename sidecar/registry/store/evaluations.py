@@ -62,7 +62,7 @@ def read(reader: Reader, record: Record) -> Evaluation | None:
         OperatorError: it cannot be understood. VolumeUnavailable: the volume did not answer.
     """
     path = reader.layout.evaluation(record.key)
-    if path.name not in (atomic.list_names(path.parent) or ()):
+    if path.name not in reader.names(path.parent):
         return None  # not opened to know it: see ``atomic``
     try:
         data = atomic.read_bytes(path)

@@ -115,11 +115,10 @@ def create(root: Path) -> Created:
         atomic.replace(layout.head, seal(first), sync=True)  # readers would take a torn one as valid
     temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
-        write_marker(root, ours, temporary)
+        made = write_marker(root, ours, temporary)
     finally:
         temporary.sweep(wait=True)
-    marker = _read_fresh_marker(root)
-    return Created(marker, made=marker.registry_uuid == ours.registry_uuid)
+    return Created(_read_fresh_marker(root), made)
 
 
 def is_registry(root: Path) -> bool:
@@ -132,8 +131,8 @@ def find_tier(root: Path) -> Literal["cas", "lww"]:
     return "cas" if has_hard_links(root) else "lww"
 
 
-def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> None:
-    """Write the marker unless one is there: from then on the folder is a registry.
+def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> bool:
+    """Write the marker: from then on the folder is a registry. Returns False if another one is there.
 
     Raises:
         VolumeUnavailable: the volume does not take it.
@@ -141,14 +140,15 @@ def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> None:
     path = Layout(root).marker
     try:
         if marker.tier == "cas":
-            atomic.publish(path, seal(marker), temporary)
-        else:
-            atomic.create_unique(path, seal(marker))
+            return atomic.publish(path, seal(marker), temporary)
+        atomic.create_unique(path, seal(marker))
+        return True
     except LinkUnsupported as error:
         raise VolumeUnavailable(f"{root}: hard links work and do not: try again") from error
     except VolumeUnavailable as error:
         if not isinstance(error.__cause__, FileExistsError):
             raise
+        return False
 
 
 def _read_fresh_marker(root: Path) -> Marker:

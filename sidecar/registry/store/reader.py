@@ -138,7 +138,7 @@ class Reader:
 
     def namespaces(self) -> list[str]:
         """Every name in the root that a namespace may have; raises as ``scopes`` does."""
-        names = filter(is_segment, self._names(self.layout.root))
+        names = filter(is_segment, self.names(self.layout.root))
         return sorted(name for name in names if name not in RESERVED_NAMESPACES)
 
     def scopes(self, namespace: str | None = None) -> list[Scope]:
@@ -149,7 +149,7 @@ class Reader:
         """
         found = []
         for name in self.namespaces() if namespace is None else [namespace]:
-            models = self._names(self.layout.root / name)
+            models = self.names(self.layout.root / name)
             found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
         return found
 
@@ -198,35 +198,45 @@ class Reader:
         """
         at = self.layout.root
         for name in () if known else scope:
-            if name not in self._names(at):
+            if name not in self.names(at):
                 return []
             at = at / name
-        return self._names(self.layout.scope(scope))
+        return self.names(self.layout.scope(scope))
 
-    def _names(self, folder: Path) -> list[str]:
-        """The names in a folder; none if it is not there, and the registry is: a lost volume has none either.
+    def listed(self, folder: Path) -> list[str] | None:
+        """The names in a folder; None if it is not there, and the registry is: a lost volume has none either.
 
         Raises:
             VolumeUnavailable: the volume does not list it, or the registry is gone.
         """
+        names = self._looked_up(folder)
+        if names is None or (folder == self.layout.root and MARKER not in names):
+            names = atomic.list_names(folder)  # the volume may have come back between list and marker
+        return names
+
+    def _looked_up(self, folder: Path) -> list[str] | None:
+        """Do ``listed`` with one look, where a compare-and-set follows that finds what the look missed."""
         names = atomic.list_names(folder)
         if names is None or (folder == self.layout.root and MARKER not in names):
             check_marked(self.layout.root)
-        return names or []
+        return names
+
+    def names(self, folder: Path) -> list[str]:
+        """The names in a folder; none if it is not there. Raises as ``listed`` does."""
+        return self.listed(folder) or []
 
     def _list(
         self, folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None
     ) -> Listing | None:
         try:
-            names = atomic.list_names(folder)
-            if names is None:
-                check_marked(self.layout.root)
-                return None
+            names = self.listed(folder)
         except VolumeUnavailable as error:
             if unlisted is None:
                 raise
             unlisted[folder] = error
             return last
+        if names is None:
+            return None
         if self._only is not None:
             names = _of_name(self._only, names)
         return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
@@ -234,9 +244,9 @@ class Reader:
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
         """The revisions in which a name has records or a folder."""
         found = {}
-        for revision in self._names(self.layout.scope(scope)):
+        for revision in self._looked_up(self.layout.scope(scope)) or ():
             if is_segment(revision):
-                names = self._names(self.layout.revision(scope, revision))
+                names = self.names(self.layout.revision(scope, revision))
                 if own := _of_name(name, names):
                     found[revision] = Listing.of(own)
         return found
@@ -289,7 +299,7 @@ class Reader:
     def generations(self, series: Series[Body]) -> list[Generation]:
         """The generations listed, the greatest first."""
         own = f"{series.name}.@"
-        names = self._names(series.folder)
+        names = self._looked_up(series.folder) or ()
         parsed = (parse_generation(name) for name in names if name.startswith(own))
         return sorted((p[1] for p in parsed if p), reverse=True)
 

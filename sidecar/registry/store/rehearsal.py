@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable
-from typing import Any
-
-from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.registry.store.reader import Body, Series
-from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.store.writer import Change, Registry
 
 
 class Rehearsal(Registry):
@@ -17,7 +12,7 @@ class Rehearsal(Registry):
     def append(
         self,
         series: Series[Body],
-        change: Callable[[Body | None], dict[str, Any] | None],
+        change: Change[Body],
         *,
         writer: str,
         expect: int | None = None,
@@ -25,28 +20,11 @@ class Rehearsal(Registry):
         checked: bool = False,
     ) -> Body:
         """Build the next generation; raises as the write would, but for what only a write can meet."""
-        self.check_changeable(series)
-        top, newest = self.latest(series)
-        seen = newest.generation if newest is not None else 0
-        if expect not in (None, seen):
-            raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
-        fields = change(newest)
-        if fields is None and newest is None:
-            raise Conflict(f"{series.name}: nothing to keep")
-        if fields is None and newest is not None:
-            return newest
-        return series.kind.model_validate(
-            {
-                **(newest.model_dump(mode="json") if newest is not None else {"request_id": "", "token": ""}),
-                "namespace": series.scope.namespace,
-                "model": series.scope.model,
-                "name": series.name,
-                "generation": top.generation + 1,
-                "writer": writer,
-                "updated_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-                **(fields or {}),
-            }
-        )
+        self.check_writable()
+        _, newest, body = self._next(series, change, writer, expect)
+        found = body or newest
+        assert found is not None  # else ``_next`` raised
+        return found
 
     def confirm(self, series: Series[Body], body: Body) -> None:
         """Confirm nothing."""

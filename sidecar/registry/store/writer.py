@@ -40,6 +40,7 @@ from lora_fs.sidecar.registry.volume.leases import lease
 
 LEASE_WAIT_S = 0.25
 _OF_ONE_WRITE = {"undone"}  # fields that the next generation does not take over
+Change = Callable[[Body | None], dict[str, Any] | None]  # from the newest body to fields of the next one
 RACES = 8  # lost in a row before the caller gets ``Conflict``; each means that another writer won
 
 
@@ -64,7 +65,7 @@ class Registry(Reader):
                 raise
         super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
-        self._sync_once = cache(atomic.sync_names)
+        self._sync_once = cache(lambda folder: atomic.sync_names(folder.parent))
         self._announcer = Announcer(self.layout)
         self.accounts = Accounts(self)
 
@@ -90,7 +91,7 @@ class Registry(Reader):
     def append(
         self,
         series: Series[Body],
-        change: Callable[[Body | None], dict[str, Any] | None],
+        change: Change[Body],
         *,
         writer: str,
         expect: int | None = None,
@@ -149,14 +150,10 @@ class Registry(Reader):
         self.check_writable()
         self._latest_of_ours(series)
 
-    def _append_once(
-        self,
-        series: Series[Body],
-        change: Callable[[Body | None], dict[str, Any] | None],
-        writer: str,
-        expect: int | None,
-    ) -> Body | None:
-        """One try; None if another writer took the generation."""
+    def _next(
+        self, series: Series[Body], change: Change[Body], writer: str, expect: int | None
+    ) -> tuple[Generation, Body | None, Body | None]:
+        """The greatest generation, the newest good body, and the one to write; None: the newest one stays."""
         top, newest = self._latest_of_ours(series)
         seen = newest.generation if newest is not None else 0
         if expect not in (None, seen):
@@ -167,11 +164,7 @@ class Registry(Reader):
         if fields is None:
             if newest is None:
                 raise Conflict(f"{series.name}: nothing to keep")
-            if self._listed_anew(series) != top:
-                return None
-            self.confirm(series, newest)
-            return newest
-        token = secrets.token_hex(16)
+            return top, newest, None
         inherited = newest.model_dump(mode="json", exclude=_OF_ONE_WRITE) if newest is not None else {}
         body = series.kind.model_validate(
             {
@@ -183,7 +176,7 @@ class Registry(Reader):
                 "previous": _previous(newest),
                 "epoch": self.marker.epoch,
                 "request_id": secrets.token_hex(16),
-                "token": token,
+                "token": secrets.token_hex(16),
                 "writer": writer,
                 "updated_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
                 **fields,
@@ -191,8 +184,20 @@ class Registry(Reader):
         )
         if isinstance(body, Record):
             body = body.following(newest if isinstance(newest, Record) else None)
+        return top, newest, body
+
+    def _append_once(
+        self, series: Series[Body], change: Change[Body], writer: str, expect: int | None
+    ) -> Body | None:
+        """One try; None if another writer took the generation."""
+        top, newest, body = self._next(series, change, writer, expect)
+        if body is None:
+            if newest is None or self._listed_anew(series) != top:
+                return None
+            self.confirm(series, newest)
+            return newest
         lww = self.marker.tier == "lww"
-        name = generation_name(series.name, body.generation, token if lww else "")
+        name = generation_name(series.name, body.generation, body.token if lww else "")
         if parse_generation(name) is None:
             raise OperatorError(
                 f"{series.folder} holds generation {top.generation} of {series.name}, the last there can "
@@ -200,9 +205,9 @@ class Registry(Reader):
             )
         sealed = seal(body)
         if top.generation == 0:  # the maker of these folders may have died before it synced them
-            make_folder(series.folder, root=self.layout.root)
-            for folder in series.folder.parents:
-                if folder.is_relative_to(self.layout.root):
+            made = make_folder(series.folder, root=self.layout.root)
+            for folder in (series.folder, *series.folder.parents)[made:]:
+                if folder.parent.is_relative_to(self.layout.root):
                     self._sync_once(folder)
         body = decode(series.kind, sealed)
         try:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import EventList, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import check_marked
 
 LIVE_S = 60  # a replica that wrote no status for so long is stale
 
@@ -56,8 +57,9 @@ def read_reports(layout: Layout) -> Reports:
         VolumeUnavailable: the volume does not list them, or the registry is gone.
     """
     names = atomic.list_names(layout.replicas)
-    if names is None and layout.marker.name not in (atomic.list_names(layout.root) or ()):
-        raise VolumeUnavailable(f"{layout.root} is no registry any more: is the volume still mounted?")
+    if names is None:
+        check_marked(layout.root)
+        names = atomic.list_names(layout.replicas)  # the volume may have come back between both
     found, unreadable = _decoded(ReplicaStatus, layout.replicas, names)
     return Reports(found, unreadable, tuple(one for one in unreadable if _is_young(layout.replica(one))))
 

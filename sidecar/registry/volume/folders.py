@@ -18,8 +18,8 @@ from lora_fs.sidecar.registry.format.layout import MARKER
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
 
-def make_folder(folder: Path, *, root: Path | None = None, inherit: bool = True) -> None:
-    """Create a folder and its parents, durably; it may exist.
+def make_folder(folder: Path, *, root: Path | None = None, inherit: bool = True) -> bool:
+    """Create a folder and its parents, durably. Returns False if it is there.
 
     Args:
         root: of the registry that the folder belongs to. Required, unless the caller makes that registry.
@@ -28,7 +28,7 @@ def make_folder(folder: Path, *, root: Path | None = None, inherit: bool = True)
         VolumeUnavailable: the volume does not take it, or the root holds no registry any more.
     """
     with atomic.explained(f"cannot create {folder}"):
-        _make(folder, root, inherit)
+        return _make(folder, root, inherit)
 
 
 @contextmanager
@@ -61,14 +61,15 @@ def _see_marker(root: Path, name: str | Path, start: int | None = None) -> None:
             raise VolumeUnavailable(told) from None
 
 
-def _make(folder: Path, root: Path | None, inherit: bool) -> None:
+def _make(folder: Path, root: Path | None, inherit: bool) -> bool:
     if folder.parent == root:
         with marked(root) as handle:
-            if _is_made(folder.name, handle):
+            made = _is_made(folder.name, handle)
+            if made:
                 if inherit:
                     permissions.share_folder(folder, root)
                 atomic.sync_opened(handle)
-        return
+        return made
     try:
         made = _is_made(folder)
     except FileNotFoundError:
@@ -80,6 +81,7 @@ def _make(folder: Path, root: Path | None, inherit: bool) -> None:
         if inherit:
             permissions.share_folder(folder, folder.parent)
         atomic.sync_folder(folder.parent)
+    return made
 
 
 def _is_made(folder: Path | str, start: int | None = None) -> bool:
