@@ -66,7 +66,7 @@ class AllowedRemotes:
             elif scheme and prefix.endswith("://"):
                 self._schemes.add(scheme)
             else:
-                self._prefixes.append(parse(prefix))
+                self._prefixes.append(parse(prefix.rstrip("/")))
 
     def check(self, uri: Uri) -> None:
         """Raise InputError, saying what to set, unless ``uri`` is under an allowed place."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.escaping import shown
@@ -60,8 +61,8 @@ class Uri:
 
     @property
     def request(self) -> str:
-        """The URL to request: with the query, without userinfo and fragment."""
-        return str(self) + (f"?{self.query}" if self.query else "")
+        """The URL to request: with the query, without userinfo and fragment, in ASCII."""
+        return sendable(str(self) + (f"?{self.query}" if self.query else ""))
 
     @property
     def identity(self) -> str:
@@ -82,6 +83,11 @@ class Uri:
         return Uri(self.scheme, self.place, (*self.path[:-1], name), None, self.query, self.userinfo)
 
 
+def sendable(url: str, encoding: str = "utf-8") -> str:
+    """Quote what no request may hold: blanks, and letters beyond ASCII."""
+    return quote(url, safe=string.punctuation, encoding=encoding, errors="surrogatepass")
+
+
 def is_uri(text: str) -> bool:
     """Whether it has the form ``scheme://…``; ignores blanks around it."""
     return _SCHEME.fullmatch(text.strip()) is not None
@@ -97,7 +103,7 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
     """Take a URI apart.
 
     Args:
-        redirect: a server wrote it: an @ behind its host belongs there.
+        redirect: a server wrote it: an @ behind its host belongs there, as do // and %2F in its path.
     Raises:
         InputError: it is none, or could be read in more than one way.
     """
@@ -134,14 +140,17 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
     if not place.strip():
         raise InputError(f"{told} names no place: write {scheme}://place/path")
-    segments = tuple(path.rstrip("/").split("/")) if path.rstrip("/") else ()
-    for segment in (place, *segments):
+    if scheme not in WEB or not path.strip("/"):
+        path = path.rstrip("/")
+    segments = tuple(path.split("/")) if path else ()
+    for segment in (place, *segments[:-1], *filter(None, segments[-1:])):
         plain = unquote(segment)
-        if plain in ("", ".", "..") or unquote(plain) in (".", ".."):
+        parts = {*plain.split("/"), *unquote(plain).split("/")}
+        if parts & {".", ".."} or ("" in parts and not redirect):
             raise InputError(f"{told}: its path has an empty part, . or ..: write it out")
         if _CONTROL.search(plain) or (scheme in HOSTS and " " in segment):
             raise InputError(f"{told}: its path has a blank, a backslash or a control character in it")
-        if "/" in plain and scheme != "hf":  # a revision may be refs%2Fpr%2F1
+        if "/" in plain and scheme != "hf" and not redirect:  # a revision may be refs%2Fpr%2F1
             raise InputError(f"{told}: its path has %2F in it: write it out")
     return Uri(scheme, place, segments, digest[1].lower() if fragment and digest else None, query, userinfo)
 

@@ -97,6 +97,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "unpaired-tensor": _refused("a lora_A without its lora_B, or the reverse"),
         "tensor-shape": _refused("lora_A is not [r, in] or lora_B is not [out, r]"),
         "rank-mismatch": _refused("the tensors' rank is not the config's: the scale would be wrong"),
+        "partial-experts": _engines("a layer of experts of which some lack a LoRA, or a projection of it"),
         "dtype": _overridable("a dtype other than float64, float32, float16 or bfloat16"),
         "target-modules": _overridable(
             "tensors of modules that target_modules or exclude_modules leaves out"

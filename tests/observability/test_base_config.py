@@ -62,7 +62,9 @@ def test_readyz_says_that_nothing_is_compared(tmp_path: Path, here: bool) -> Non
 
 def test_a_stock_engine_gets_no_experts_by_a_name_it_does_not_know(tmp_path: Path) -> None:
     """vLLM would leave them out without a word: loads and requests get the reason and the cure."""
-    draft = add(Draft(tmp_path / "adapter"), "model.layers.0.mlp.experts", (RANK, HIDDEN), (HIDDEN, RANK))
+    draft = Draft(tmp_path / "adapter")
+    for module in ("model.layers.0.mlp.experts", "model.layers.0.mlp.experts.base_layer"):
+        add(draft, module, (RANK, HIDDEN), (HIDDEN, RANK))
     source = str(draft.write())
     with sidecar(tmp_path, str(tmp_path / "model"), {"model_type": "mixtral"}) as process:
         load = {"lora_name": "loaded", "lora_path": source}

@@ -20,6 +20,8 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.remote.oci import manifest
+from lora_fs.sidecar.sources.remote.oci.credentials import basic
+from lora_fs.sidecar.sources.remote.oci.reference import reference
 from lora_fs.sidecar.sources.remote.oci.source import Oci
 from lora_fs.sidecar.sources.uri import parse, redacted
 from tests.sources.conftest import CONFIG, WEIGHTS, Command, LoraFs, WebServer, left_in
@@ -262,6 +264,17 @@ HOSTILE: dict[str, tuple[Callable[[Artifact], bytes], str]] = {
 }
 
 
+def test_a_readme_of_another_folder_is_left_out(web: WebServer, adapter: Path) -> None:
+    """Only the adapter's own comes along; another one does not make two adapters of it."""
+    files = [(path.read_bytes(), f"sql/{path.name}") for path in sorted(adapter.iterdir())]
+    for readmes in (["README.md"], ["README.md", "sql/README.md"], ["sql/README.md", "docs/README.md"]):
+        named = [*files, *((name.encode(), name) for name in readmes)]
+        artifact = Artifact(*(("text/plain", data, {TITLE: title}) for data, title in named))
+        offer = Oci(parse(artifact.serve(web)), Options()).look()
+        own = [digest_of(b"sql/README.md")] if "sql/README.md" in readmes else []
+        assert [f"sha256:{one.sha256}" for one in offer.pieces if one.name == "README.md"] == own
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_manifest_is_refused(
     case: str, lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path
@@ -354,6 +367,19 @@ def test_a_registry_that_wants_a_password_gets_it(
     told = ran.out + ran.err + caplog.text + "".join(path.read_text() for path in root.rglob("*.json"))
     assert SECRET not in told
     assert base64.b64encode(f"me:{SECRET}".encode()).decode() not in told
+
+
+@pytest.mark.parametrize("name", ["docker.io", "index.docker.io", "registry-1.docker.io"])
+@pytest.mark.parametrize("key", ["https://index.docker.io/v1/", "docker.io", "docker.io/acme"])
+def test_docker_hub_by_each_of_its_names(
+    name: str, key: str, auth_file: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    """Only one of them answers. Docker and podman write its password beside another."""
+    auth_file(key, SECRET)
+    base = reference(parse(f"oci://{name}/acme/sql:v1")).base
+    assert str(base) == "https://registry-1.docker.io"
+    found = basic(base.place, "acme/sql", Options(registry_auth_file=tmp_path / "config.json"))
+    assert found == f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
 
 
 def test_a_registry_that_wants_a_token_gets_one(

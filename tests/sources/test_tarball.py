@@ -58,6 +58,33 @@ def test_the_served_files_are_taken(prefix: str, adapter: Path, tmp_path: Path) 
     assert found == ["README.md", CONFIG, WEIGHTS]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("archives", [1, 2])
+def test_what_comes_along_is_the_adapters_own(
+    archives: int, order: int, adapter: Path, tmp_path: Path
+) -> None:
+    """A project has a README of its own, beside the adapter's folder or above it."""
+    (adapter / "README.md").write_text("the adapter's")
+    project = [(named("README.md"), b"the project's")]
+    own = [(named(f"sql/{path.name}"), path.read_bytes()) for path in sorted(adapter.iterdir())]
+    parts = [project, own][::order]
+    packed = [pack(*part) for part in parts] if archives == 2 else [pack(*parts[0], *parts[1])]
+    folder, _ = fetch.bring(offered(*packed), tmp_path, Meter(MOST, 60))
+    assert (folder / "README.md").read_text() == "the adapter's"
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", CONFIG, WEIGHTS]
+
+
+def test_a_readme_elsewhere_is_left_out(adapter: Path, tmp_path: Path) -> None:
+    """Of an adapter that has none, as is a link in the place of what only comes along."""
+    own = [(named(f"sql/{path.name}"), path.read_bytes()) for path in sorted(adapter.iterdir())]
+    for number, members in enumerate((own, own[::-1])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        link = (named("sql/metadata.json", tarfile.SYMTYPE, "README.md"), b"")
+        data = pack((named("model.sig"), b"before"), *members, link, (named("docs/README.md"), b"behind"))
+        assert unpack(folder, data) == [CONFIG, WEIGHTS]
+
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "leaves its folder": lambda: pack((named(f"../{CONFIG}"), b"{}")),
     "/etc/passwd leaves its folder": lambda: pack((named("/etc/passwd"), b"x")),

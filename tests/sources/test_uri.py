@@ -42,6 +42,7 @@ def test_any_text_is_taken_apart_or_refused(text: str, more: str) -> None:
         except InputError:
             continue
         assert ".." not in uri.path
+        assert uri.request.isascii()
         assert parse(str(uri)) == parse(str(parse(str(uri))))
 
 
@@ -70,6 +71,13 @@ def test_what_could_be_read_in_two_ways_is_refused(text: str) -> None:
     """A path that a server may read as another one than lora-fs compared is no path."""
     with pytest.raises(InputError):
         parse(text)
+
+
+@pytest.mark.parametrize("path", ["a/..%2fb", "a%2f%2e%2e%2fb", "a/%2e%2e%252fb", "%2e"])
+def test_a_redirect_that_could_climb_is_refused(path: str) -> None:
+    """A server writes its paths as it likes, but for those that another server may resolve."""
+    with pytest.raises(InputError):
+        parse(f"https://h/{path}/c.tar", redirect=True)
 
 
 def test_aliases_and_default_ports() -> None:

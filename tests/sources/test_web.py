@@ -198,6 +198,28 @@ def test_a_redirect_to_what_has_an_at_in_it(lora_fs: LoraFs, web: WebServer, ada
     assert "/npm/sql@1.tar?mail=me@h" in [path for path, _, _ in web.asked]
 
 
+def test_a_url_of_any_letters(lora_fs: LoraFs, web: WebServer, adapter: Path) -> None:
+    """They are sent as a browser sends them, also where a redirect has them as they are."""
+    web.put("/mod%C3%A8le.tar", tar_of(adapter))
+    web.put("/latest.tar", b"", location="/mod\u00e8le.tar".encode().decode("latin-1"))
+    for name, path in (("named", "/mod\u00e8le.tar?of=f\u00e9vrier 2026"), ("redirected", "/latest.tar")):
+        ran = lora_fs("register", name, web.url + path)
+        assert ran.code == 0, ran.err
+    assert "/mod%C3%A8le.tar?of=f%C3%A9vrier%202026" in [path for path, _, _ in web.asked]
+
+
+@pytest.mark.parametrize("target", ["/api/o/loras%2Fsql.tar?alt=media", "/bucket//sql.tar", "/download/sql/"])
+def test_a_redirect_may_be_written_as_its_server_likes(
+    target: str, lora_fs: LoraFs, web: WebServer, adapter: Path
+) -> None:
+    """Nobody who names a source can write it otherwise; a path ends in / where it does."""
+    stored = web.put(target.partition("?")[0], tar_of(adapter))
+    web.put("/latest.tar", b"", location=target)
+    assert lora_fs("register", "redirected", f"{web.url}/latest.tar").code == 0
+    if target.endswith("/"):
+        assert lora_fs("register", "named", stored).code == 0
+
+
 def test_a_redirect_leads_to_no_place_that_is_not_allowed(web: WebServer) -> None:
     """Each is asked of again, before it is connected to; its signature is not told."""
     web.put("/a.tar", b"", location=f"http://localhost:{web.port}/b.tar?sig=hush4711")

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 from lora_fs.sidecar.validate import Expectation, validate
 from lora_fs.sidecar.validate.config.adapter_config import check_config
 from lora_fs.sidecar.validate.config.patterns import Budget
 from lora_fs.sidecar.validate.report import Findings
 from lora_fs.sidecar.validate.weights.tensors import peft_name
-from tests.validate.conftest import Draft, good_config, good_tensors
+from tests.validate.conftest import (
+    HIDDEN,
+    RANK,
+    WEIGHTS_FILE,
+    Draft,
+    good_config,
+    good_tensors,
+    tensor_name,
+)
 
 pytest.importorskip("vllm", reason="compares with a real vLLM")
 
@@ -167,6 +178,7 @@ def test_every_field_vllm_refuses_is_covered() -> None:
         *good_tensors(),
         "x.lora_A.weight",
         "base_model.model.base_model.model.x.lora_B.weight",
+        "model.base_model.model.x.lora_A.weight",
         "base_model.model.lm_head.lora_embedding_B",
         "base_model.model.score.weight",
         "base_model.model.x.classifier.bias",
@@ -184,7 +196,7 @@ def test_names_are_parsed_alike(name: str) -> None:
     """A tensor's name means the module and the half that vLLM takes it for."""
     from vllm.lora.utils import parse_fine_tuned_lora_name
 
-    from lora_fs.sidecar.validate.weights.tensors import parse_name
+    from lora_fs.sidecar.validate.weights.tensors import Part, parse_name
 
     try:
         theirs = parse_fine_tuned_lora_name(name)
@@ -193,7 +205,7 @@ def test_names_are_parsed_alike(name: str) -> None:
         return
     ours = parse_name(name)
     assert ours is not None
-    assert (ours[0], ours[1].is_a) == theirs
+    assert (ours[0], ours[1] in (Part.A, Part.EMBEDDING_A)) == theirs
 
 
 @pytest.mark.parametrize("module", ["model.layers.1.self_attn.q_proj", "a.experts", "q_proj", "x"])
@@ -210,6 +222,50 @@ def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
     assert (good_config()["r"] if ours is None else ours) == helper.get_rank_and_scaling(module)[0]
 
 
+GATED = ("gate_proj", "down_proj", "up_proj")  # in the order in which vLLM packs them
+EXPERTS = [f"experts.{number}.{part}" for number in range(2) for part in GATED]
+GATELESS = [part for part in EXPERTS if "gate" not in part]
+
+
+@pytest.mark.parametrize(
+    ("layer", "parts", "served"),
+    [
+        ("mlp", EXPERTS, True),
+        ("mlp", EXPERTS[3:], False),
+        ("mlp", EXPERTS[:5], False),
+        ("mlp", EXPERTS[1::3], False),
+        ("mlp", GATELESS, False),
+        ("mixer", GATELESS, True),
+        ("mixer", EXPERTS[1::3], False),
+    ],
+)
+def test_all_experts_of_a_layer_or_none(draft: Draft, layer: str, parts: list[str], served: bool) -> None:
+    """vLLM asserts that none is missing, and says no word of why."""
+    import torch
+    from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
+
+    shapes = {"lora_A": (RANK, HIDDEN), "lora_B": (HIDDEN, RANK)}
+    draft.tensors = {
+        tensor_name(f"model.layers.0.{layer}.{part}", half): np.ones(shape, np.float32)
+        for part in parts
+        for half, shape in shapes.items()
+    }
+    draft.config["target_modules"] = ".*"
+    report = validate(draft.write())
+    assert [one.code for one in report.errors] == ([] if served else ["partial-experts"])
+
+    gateless = layer == "mixer"
+    weights = [
+        LoRALayerWeights(part, RANK, 8, *map(torch.ones, shapes.values())) if part in parts else None
+        for number in range(2)
+        for part in (
+            f"experts.{number}.{one}" for one in (("up_proj", "down_proj", "") if gateless else GATED)
+        )
+    ]
+    with nullcontext() if served else pytest.raises(AssertionError, match=r"^$"):
+        PackedLoRALayerWeights.pack_moe(weights, "experts", is_non_gated_moe=gateless)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_folder_is_read_by_vllm(adapter: Path) -> None:
     """The adapter the other tests break is one that vLLM reads."""
@@ -221,6 +277,16 @@ def test_folder_is_read_by_vllm(adapter: Path) -> None:
         str(adapter), {"q_proj", "v_proj"}, helper, lora_model_id=1, device="cpu"
     )
     assert len(model.loras) == 4
+
+
+def test_metadata_of_null_is_read_by_both(adapter: Path) -> None:
+    """As writers in other languages leave it out."""
+    path = adapter / WEIGHTS_FILE
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'{"format": "pt"}', b"null".ljust(16)))
+    with safe_open(path, "np") as file:
+        assert len(file.keys()) == 8
+    assert validate(adapter).findings == ()
 
 
 def test_a_byte_order_mark_is_refused_by_both(adapter: Path) -> None:

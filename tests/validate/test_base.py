@@ -87,7 +87,8 @@ def test_unknown_family(draft: Draft, base: Mapping[str, object]) -> None:
 
 def test_experts_of_a_mixtral_by_a_newer_name(draft: Draft) -> None:
     """Who registers them gets a warning, for the plugin serves them; for a stock vLLM it is an error."""
-    add(draft, "model.layers.0.mlp.experts", (RANK, HIDDEN), (HIDDEN, RANK))
+    for module in ("model.layers.0.mlp.experts", "model.layers.0.mlp.experts.base_layer"):
+        add(draft, module, (RANK, HIDDEN), (HIDDEN, RANK))
     assert findings(draft, {"model_type": "mixtral"}) == [("renamed-experts", Severity.WARNING)]
     assert findings(draft, {"model_type": "qwen3_moe"}) == []
     stock = Expectation(base_config={"model_type": "mixtral"}, stock=True)

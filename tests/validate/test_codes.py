@@ -211,6 +211,7 @@ header_case("header", "axis is a truth value", {"a": entry(shape=[True])})
 header_case("header", "200 axes", {"a": entry(shape=[1] * 200)})
 header_case("header", "three offsets", {"a": entry(data_offsets=[0, 4, 8])})
 header_case("header", "metadata of numbers", {"__metadata__": {"a": 1}})
+header_case("header", "metadata in a list", {"__metadata__": []})
 header_case("header", "control character in a name", {"a\x1b[2J": entry()})
 header_case("header", "name twice", b'{"a":{},"a":{}}')
 weights_case("header-too-large", "claims 2**60", lambda data: struct.pack("<Q", 2**60) + data)
@@ -233,6 +234,13 @@ tensor_case(
     "the adapter's name inside",
     lambda draft: rename(draft, "lora_A.weight", "lora_A.default.weight"),
 )
+tensor_case(
+    "unknown-tensor",
+    "of no module",
+    lambda draft: draft.tensors.update(
+        {f"{half}.weight": np.ones((RANK, RANK), np.float32) for half in ("lora_A", "lora_B")}
+    ),
+)
 tensor_case("unknown-tensor", "LoHa", lambda draft: rename(draft, "lora_A.weight", "hada_w1_a"))
 tensor_case(
     "duplicate-tensor",
@@ -245,15 +253,35 @@ for half in ("lora_A", "lora_B"):
         f"no {half}",
         partial(drop, part=half),
     )
-tensor_case("tensor-shape", "one axis", lambda draft: replace(draft, "lora_A", np.ones(8, np.float32)))
-tensor_case("tensor-shape", "empty", lambda draft: replace(draft, "lora_A", np.ones((RANK, 0), np.float32)))
+tensor_case(
+    "unpaired-tensor",
+    "halves of a layer and of a look-up table",
+    lambda draft: rename(draft, "lora_B.weight", "lora_embedding_B"),
+)
+for half, empty in (("lora_A", (RANK, 0)), ("lora_B", (0, RANK))):
+    tensor_case("tensor-shape", f"{half} of one axis", partial(replace, part=half, values=np.ones(8)))
+    tensor_case("tensor-shape", f"{half} is empty", partial(replace, part=half, values=np.ones(empty)))
 tensor_case(
     "tensor-shape",
     "B transposed",
     lambda draft: replace(draft, "lora_B", np.ones((RANK, HIDDEN), np.float32)),
 )
+tensor_case(
+    "partial-experts",
+    "of two only one has them",
+    lambda draft: rename(draft, "self_attn.q_proj", "mlp.experts.1.down_proj"),
+)
 config_case("rank-mismatch", "config lies about r", r=8)
 config_case("rank-mismatch", "rank_pattern lies", rank_pattern={"layers.1.self_attn.v_proj": 2})
+
+
+@case("pattern", "a name beyond any real one")
+def _(draft: Draft) -> None:
+    draft.config["rank_pattern"] = {"q_proj": RANK}
+    rename(draft, "self_attn", "a" * 130)
+    draft.write()
+
+
 tensor_case("dtype", "int8", partial(replace, part="lora_A", values=np.ones((RANK, HIDDEN), np.int8)))
 config_case("target-modules", "leaves v_proj out", target_modules=["q_proj"])
 config_case("target-modules", "expression", target_modules=r".*\.q_proj")
@@ -365,6 +393,15 @@ def test_good_adapter(adapter: Path) -> None:
         "dtype": "float32",
         "use_rslora": False,
     }
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_classification_head(listed: bool, draft: Draft) -> None:
+    """It is a whole module that modules_to_save lists, and no half of a pair."""
+    draft.tensors["base_model.model.score.weight"] = np.ones((3, HIDDEN), np.float32)
+    draft.config["modules_to_save"] = ["score"] if listed else None
+    codes = [finding.code for finding in validate(draft.write(), KNOWN).findings]
+    assert codes == ["classification-head" if listed else "unknown-tensor"]
 
 
 def test_rank_pattern_is_followed(draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import pytest
@@ -29,6 +30,8 @@ NAME = "model.layers.3.self_attn.q_proj"
         r"layers\.[0-3]\..*q_proj",
         r".*\.(q_proj|v_proj)",
         r"layers\.\d+\.(?:self_attn|mlp)",
+        r"(self_attn\.)?q_proj",
+        r"layers\.[0-9]{1,2}\.mlp\..*",
     ],
 )
 def test_what_people_write(expression: str) -> None:
@@ -71,6 +74,12 @@ def test_what_all_pythons_read_alike(expression: str) -> None:
     assert objection(expression, MAX_CHOICES_IN_KEY) is None
 
 
+@pytest.mark.parametrize("expression", ["q_proj{e}", "q_proj{i<=2}", "[qk]{1s+2d<=3}_proj", "q_proj{x"])
+def test_what_the_engine_reads_differently(expression: str) -> None:
+    """Its library takes braces for a misspelling to allow, and would scale modules that PEFT does not."""
+    assert objection(expression, MAX_CHOICES_IN_KEY) is not None
+
+
 @given(st.text("[]^-&~|\\a.()?#:", max_size=12))
 def test_nothing_is_warned_of(expression: str) -> None:
     """Whatever passes compiles as a key and as a target, and whatever does not is refused, without a word."""
@@ -107,3 +116,10 @@ def test_budget() -> None:
         patterns.find(NAME, budget)
     with pytest.raises(TooCostly):
         TargetModules(".*").covers("x" * 1000, Budget())
+
+
+def test_a_busy_machine_spends_no_budget() -> None:
+    """What other processes take of the time refuses no adapter."""
+    budget = Budget(limit_s=0.05)
+    time.sleep(0.1)
+    budget.check()

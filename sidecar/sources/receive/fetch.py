@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.sources.offer import Meter, Offer
+from lora_fs.sidecar.sources.offer import CARRIED, Meter, Offer
 from lora_fs.sidecar.sources.receive import tarball, transfer
 from lora_fs.sidecar.sources.receive.part import no_access
 
@@ -58,7 +58,7 @@ def _unpack(
     """Unpack each tar beside the files that are no tar, which are ``whole``; then let go of the tars.
 
     Raises:
-        InputError: two of them have a file in common. See ``tarball.unpack_within``.
+        InputError: two of them have a served file in common. See ``tarball.unpack_within``.
         SourceUnavailable: the time of the fetch is over. The archives stay for the next one.
     """
     for path in adapter.iterdir():  # of an earlier try, which may have ended in the middle
@@ -69,11 +69,14 @@ def _unpack(
         shutil.rmtree(unpacked, ignore_errors=True)
         unpacked.mkdir()
         tarball.unpack_within(archive, unpacked, budget)
-        for path in sorted(unpacked.iterdir()):
+        paths = sorted(unpacked.iterdir())
+        holds_adapter = any(path.name not in CARRIED for path in paths)
+        for path in paths:
             target = adapter / path.name
-            if target.exists():
+            if target.exists() and path.name not in CARRIED:
                 raise InputError(f"{uri} holds more than one adapter: pack one folder")
-            path.replace(target)
-        unpacked.rmdir()
+            if not target.exists() or (holds_adapter and path.name not in whole):
+                path.replace(target)
+        shutil.rmtree(unpacked)
     for archive in archives:
         archive.unlink()

@@ -2,13 +2,15 @@
 
 No member's name becomes a path: the last segment selects a file, and must be one of five names. It refuses a
 tar in which such a name is a link, a device or a sparse file. It refuses one that holds two adapters, or
-leaves its folder. A budget bounds what all archives of a fetch unpack to together. Memory has a bound: a
-header is the largest thing read whole. It reads a gzip file to its end, where its checksum is.
+leaves its folder. Of the files that only come along it takes those beside the adapter. A budget bounds what
+all archives of a fetch unpack to together. Memory has a bound: a header is the largest thing read whole. It
+reads a gzip file to its end, where its checksum is.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,15 +80,25 @@ def unpack_within(file: Path, folder: Path, budget: Budget) -> None:
     try:
         with packed.tar(file, budget.take) as archive:
             inside: str | None = None
+            carried: dict[str, str] = {}  # the folder of each
             for name, member in _adapter(archive, budget):
-                parent = member.name.rpartition("/")[0].removeprefix("./")
-                if inside not in (None, parent):
+                parent = posixpath.normpath(posixpath.dirname(member.name))
+                elsewhere = inside not in (None, parent)
+                if name in CARRIED:
+                    if elsewhere:
+                        continue
+                    carried[name] = parent
+                elif elsewhere:
                     raise InputError(f"{uri} holds more than one adapter: pack one folder")
-                inside = parent
+                else:
+                    inside = parent
                 reader = archive.extractfile(member)
                 assert reader is not None
                 _write(reader, folder / name)
             packed.finish(archive)
+        for name, parent in carried.items():
+            if inside not in (None, parent):
+                (folder / name).unlink()
     except packed.OtherPacking as error:
         raise InputError(f"{uri}: {error}") from error
     except packed.NotTar as error:
@@ -103,10 +115,12 @@ def _adapter(archive: tarfile.TarFile, budget: Budget) -> Iterator[tuple[str, ta
             raise InputError(f"{budget.uri}: {shown(member.name)} leaves its folder")
         if parts[-1] not in TAKEN or member.isdir():
             continue
-        if not member.isreg() or member.issparse():
+        plain = member.isreg() and not member.issparse()
+        if parts[-1] in CARRIED and not (plain and member.size <= MAX_CARRIED_BYTES):
+            continue
+        if not plain:
             raise InputError(f"{budget.uri}: {shown(member.name)} is not a regular file")
-        if parts[-1] not in CARRIED or member.size <= MAX_CARRIED_BYTES:
-            yield parts[-1], member
+        yield parts[-1], member
 
 
 def _write(reader: IO[bytes], target: Path) -> None:

@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnav
 from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, NotRanged, Offer, Options, Piece, Read, put_off
 from lora_fs.sidecar.sources.remote.connection import is_loopback, opener
 from lora_fs.sidecar.sources.remote.passwords import of_netrc
-from lora_fs.sidecar.sources.uri import WEB, Uri, parse, redacted, scheme_of
+from lora_fs.sidecar.sources.uri import WEB, Uri, parse, redacted, scheme_of, sendable
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import WEIGHTS_FILE
 
@@ -170,7 +170,7 @@ class Http:
         raise InputError(f"{origin} redirects more than {MOST_REDIRECTS} times")
 
     def _redirected(self, origin: Uri, at: Uri, target: str) -> Uri:
-        to = urljoin(at.request, target).partition("#")[0]
+        to = urljoin(at.request, sendable(target, "latin-1")).partition("#")[0]  # as headers are decoded
         try:
             if scheme_of(to) not in WEB or (at.scheme, scheme_of(to)) == ("https", "http"):
                 raise InputError("it is followed to https, and from http to http, alone")

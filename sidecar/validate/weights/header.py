@@ -124,7 +124,7 @@ def parse_header(
         header = json.loads(raw.decode(), object_pairs_hook=unique_object)
         if not isinstance(header, dict):
             raise _Malformed("the header is not a JSON object")
-        _check_metadata(header.pop(_METADATA, {}))
+        _check_metadata(header.pop(_METADATA, None))
         if len(header) > MAX_TENSORS:
             found.add("header-too-large", file, "", f"lists {len(header)} tensors")
             return None
@@ -141,6 +141,8 @@ def parse_header(
 
 
 def _check_metadata(metadata: object) -> None:
+    if metadata is None:
+        return
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _Malformed("__metadata__ is not an object of strings")
 

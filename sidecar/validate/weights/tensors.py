@@ -55,10 +55,6 @@ class Part(StrEnum):
     EMBEDDING_B = "lora_embedding_B"
     HEAD = "head"
 
-    @property
-    def is_a(self) -> bool:
-        return self in (Part.A, Part.EMBEDDING_A)
-
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
@@ -83,7 +79,9 @@ class LoraModule:
 @lru_cache(maxsize=4096)  # the adapters of one model name the same tensors
 def parse_name(name: str) -> tuple[str, Part] | None:
     """Split a tensor's name into its module and its part; None when vLLM would refuse it."""
-    parts = name.removeprefix(PREFIX).replace(PREFIX, "").split(".")
+    if name.startswith(PREFIX):  # once, vLLM drops it wherever it is; else it is a part of the name
+        name = name.replace(PREFIX, "")
+    parts = name.removeprefix(PREFIX).split(".")
     if len(parts) >= 2 and parts[-1] == "weight" and parts[-2] in (Part.A, Part.B):
         return ".".join(parts[:-2]), Part(parts[-2])
     if len(parts) >= 2 and parts[-1] in ("weight", "bias") and parts[-2] in CLASSIFICATION_HEADS:
@@ -109,6 +107,7 @@ def check_tensors(
             modules.append(LoraModule(name, a, b, Part.EMBEDDING_A in half))
     if not halves:
         found.add("no-tensors", file, "", "holds no LoRA tensor")
+    _check_experts(modules, file, found)
     budget = Budget()
     try:
         for at, module in enumerate(modules):
@@ -176,6 +175,35 @@ def _check_shapes(name: str, a: TensorEntry, b: TensorEntry, file: str, found: F
         )
         return False
     return True
+
+
+def _check_experts(modules: Iterable[LoraModule], file: str, found: Findings) -> None:
+    """Note the layers of which not every expert has a LoRA on each of its projections.
+
+    vLLM packs a layer's experts together, and asserts that none is missing. Of a pair for all experts it
+    ignores the ``base_layer`` that stands alone.
+
+    Source: vllm 0.32, ``lora/lora_weights.py::pack_moe``, ``lora/model_manager.py::_stack_moe_lora_weights``.
+    """
+    layers: dict[str, dict[str, set[str]]] = {}  # of each expert its projections
+    for module in modules:
+        layer, experts, rest = module.name.partition(".experts")
+        if experts:
+            expert, _, projection = rest.removeprefix(".").partition(".")
+            layers.setdefault(layer, {}).setdefault(expert, set()).add(projection)
+    for layer, projections in layers.items():
+        numbers, first = projections.keys(), next(iter(projections.values()))
+        listed = numbers == {str(number) for number in range(len(numbers))}
+        alike = all(one == first for one in projections.values())
+        needed = 2 if layer.endswith(".mixer") else 3  # a NemotronH's have no gate
+        if numbers != {"", "base_layer"} and not (listed and alike and len(first) == needed):
+            found.add(
+                "partial-experts",
+                file,
+                f"{layer}.experts",
+                "not every expert has a LoRA on each of its projections: vLLM refuses or ignores them",
+                hint="train all projections of the experts, or none",
+            )
 
 
 def _check_rank(

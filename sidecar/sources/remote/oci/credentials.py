@@ -12,10 +12,10 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.remote.oci.reference import DOCKER_HUB
 from lora_fs.sidecar.sources.remote.passwords import of_netrc
 
-HUB = "https://index.docker.io/v1/"  # what docker calls registry-1.docker.io in its file
-_HUBS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_HUB = "https://index.docker.io/v1/"  # what docker calls Docker Hub in its file
 
 
 def basic(place: str, repository: str, options: Options) -> str | None:
@@ -34,9 +34,10 @@ def _of_docker(place: str, repository: str, path: Path | None) -> str | None:
         return None
     try:
         auths = json.loads(path.read_bytes()).get("auths") or {}
-        parts = [place, *repository.split("/")]
-        keys = ["/".join(parts[:upto]) for upto in range(len(parts), 0, -1)]
-        keys += [f"https://{place}", f"https://{place}/v2/", *([HUB] if place in _HUBS else [])]
+        places = DOCKER_HUB if place in DOCKER_HUB else (place,)
+        parts = repository.split("/")
+        keys = ["/".join((one, *parts[:upto])) for upto in range(len(parts), -1, -1) for one in places]
+        keys += [f"https://{place}", f"https://{place}/v2/", *([_HUB] if place in DOCKER_HUB else [])]
         entry = next((auths[key] for key in keys if key in auths), None)
         if entry is None:
             return None

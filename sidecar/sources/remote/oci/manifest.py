@@ -8,6 +8,7 @@ path: the last segment selects a file, and must be one of five names.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,14 +112,15 @@ def choose(told: str, manifest: Mapping[str, Any]) -> Chosen:
         InputError: no adapter can be in it, or a name leaves its folder.
     """
     layers = [_layer(told, entry) for entry in _listed(told, manifest, "layers")]
+    named = [
+        (*posixpath.split(posixpath.normpath(layer.title)), layer) for layer in layers if not layer.packed
+    ]
+    folders = {folder for folder, name, _ in named if name in TAKEN and name not in CARRIED}
     files: dict[str, Layer] = {}
-    parents = set()
-    for layer in layers:
-        parent, _, name = layer.title.rpartition("/")
-        if layer.packed or name not in TAKEN:
+    for folder, name, layer in named:
+        if name not in TAKEN or (name in CARRIED and folders and folder not in folders):
             continue
-        parents.add(parent.removeprefix("./"))
-        if name in files or len(parents) > 1:
+        if name in files or len(folders) > 1:
             raise InputError(f"{told} holds more than one adapter: push one folder")
         files[name] = layer
     tars = tuple(layer for layer in layers if layer.packed)

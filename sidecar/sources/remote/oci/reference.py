@@ -15,6 +15,7 @@ _NAMED = re.compile(
     rf"({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?(?:@({DIGEST.pattern}))?"
 )
 MOST_REPOSITORY = 255
+DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")  # the last one answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +59,5 @@ def reference(uri: Uri) -> Reference:
         )
     repository, tag, digest = match.groups()
     scheme = "http" if is_loopback(uri.place) else "https"
-    return Reference(parse(f"{scheme}://{uri.place}"), repository, digest or tag or "latest")
+    place = DOCKER_HUB[-1] if uri.place in DOCKER_HUB else uri.place
+    return Reference(parse(f"{scheme}://{place}"), repository, digest or tag or "latest")
