@@ -6,9 +6,9 @@ what fits the device. Anybody can add one: ``register("mine", "my.module")``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -16,18 +16,14 @@ import torch
 from lora_fs.kernels.segments import Plan
 from lora_fs.kernels.weights.layout import Layer
 
+logger = logging.getLogger(__name__)
+
 
 class Backend(Protocol):
     """What a backend's module defines; ``reference`` says what each computes.
 
     One that compiles, or reads weights of other types than the engine's, defines ``warm_up`` as well.
     """
-
-    def shrink(self, x: torch.Tensor, layer: Layer, plan: Plan) -> torch.Tensor: ...
-
-    def expand(
-        self, y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True
-    ) -> None: ...
 
     def linear(
         self, y: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True
@@ -61,13 +57,18 @@ def backend(name: str, device: torch.device | str) -> Backend:
     """Find a backend.
 
     Args:
-        name: one of ``names()``, or ``auto``: on a CPU ``numba``, or ``torch`` without an installed numba.
+        name: one of ``names()``, or ``auto``: on a CPU ``numba``, or ``torch`` where that cannot be imported.
     Raises:
         ValueError: there is none of this name; says which there are.
     """
-    if name == "auto":
-        on_cpu = "numba" if find_spec("numba") else "torch"
-        name = on_cpu if torch.device(device).type == "cpu" else "triton"
+    if name == "auto" and torch.device(device).type == "cpu":
+        try:
+            return cast(Backend, import_module(_modules["numba"]))
+        except ImportError as error:
+            logger.warning("the loops cannot be imported, so torch's products are used: %s", error)
+            name = "torch"
+    elif name == "auto":
+        name = "triton"
     if name not in _modules:
         raise ValueError(f"there is no backend {name!r}; there are: auto, {', '.join(names())}")
     return cast(Backend, import_module(_modules[name]))

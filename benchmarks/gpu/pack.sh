@@ -19,8 +19,8 @@ find "$folder" -name __pycache__ -prune -exec rm -r {} +
 [ -z "$wheel" ] || "${PYTHON:-python3}" benchmarks/gpu/pack_peers.py "$folder/peers" "$wheel"
 cat >"$folder/run" <<'END'
 #!/bin/bash
-cd "$(dirname "$0")" || exit 2
-PYTHONPATH=$PWD:$PWD/peers${PYTHONPATH:+:$PYTHONPATH} exec benchmarks/gpu/run.sh "$@"
+here=$(cd "$(dirname "$0")" && pwd) || exit 2
+PYTHONPATH=$here:$here/peers${PYTHONPATH:+:$PYTHONPATH} exec "$here/benchmarks/gpu/run.sh" "$@"
 END
 chmod +x "$folder/run"
 size=$(du -sk "$folder" | cut -f1)

@@ -129,19 +129,8 @@ def make_adapters(work: Path, layers: int, rank: int, count: int) -> None:
     from safetensors.torch import save_file
 
     draw = torch.Generator("cuda").manual_seed(1)
-    sizes = {
-        "self_attn.q_proj": (4096, 4096),
-        "self_attn.k_proj": (4096, 1024),
-        "mlp.gate_proj": (4096, 14336),
-    }
-    sizes |= {
-        "self_attn.v_proj": (4096, 1024),
-        "self_attn.o_proj": (4096, 4096),
-        "mlp.up_proj": (4096, 14336),
-    }
-    sizes |= {"mlp.down_proj": (14336, 4096)}
     about = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
-    about |= {"base_model_name_or_path": "model", "target_modules": [name.split(".")[1] for name in sizes]}
+    about |= {"base_model_name_or_path": "model", "target_modules": [name.split(".")[1] for name in MODULES]}
     subprocess.run([*LORA_FS, "init"], env={**os.environ, **registry_env(work)}, check=True, cwd=work)
     for number in range(count):
         weights = {}

@@ -18,11 +18,11 @@ from llvmlite import binding
 from numpy.typing import NDArray
 
 from lora_fs.kernels.cpu import grouped, loops
-from lora_fs.kernels.cpu.grouped import embedding, expand, shrink
+from lora_fs.kernels.cpu.grouped import embedding
 from lora_fs.kernels.segments import Plan, plan_rows
 from lora_fs.kernels.weights.layout import Layer, Shape
 
-__all__ = ["embedding", "expand", "linear", "shrink", "warm_up"]
+__all__ = ["embedding", "linear", "warm_up"]
 
 NOBODY = plan_rows(np.zeros(0, dtype=np.int64))
 

@@ -57,26 +57,6 @@ class _Weights:
         return cls(_Matrix(packed.a.T), b, packed.ranks, packed.scale)
 
 
-def shrink(x: torch.Tensor, layer: Layer, plan: Plan) -> torch.Tensor:
-    """See ``reference.shrink``; the result is fp32."""
-    z = torch.zeros(x.shape[0], layer.widest, dtype=torch.float32)
-
-    def project(z: torch.Tensor, x: torch.Tensor, weights: _Weights) -> None:
-        z[:, : sum(weights.ranks)] = _shrunk(x, weights)
-
-    _each_slot(plan, z, x, layer, project)
-    return z
-
-
-def expand(y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True) -> None:
-    """See ``reference.expand``."""
-
-    def project(y: torch.Tensor, z: torch.Tensor, weights: _Weights) -> None:
-        _expand(y, z[:, : sum(weights.ranks)], weights, layer.shape.outputs, add)
-
-    _each_slot(plan, y, z, layer, project)
-
-
 def linear(
     y: torch.Tensor,
     x: torch.Tensor,

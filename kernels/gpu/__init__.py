@@ -13,32 +13,13 @@ from functools import cache
 import torch
 
 from lora_fs.kernels.gpu import launch
-from lora_fs.kernels.gpu.configs import Expand, Shrink, configs_for
+from lora_fs.kernels.gpu.configs import SHARED_BYTES, Expand, Shrink, configs_for
 from lora_fs.kernels.gpu.plan import DevicePlan, on_device
 from lora_fs.kernels.segments import Plan
 from lora_fs.kernels.weights.layout import Layer
 from lora_fs.kernels.weights.tables import DeviceLayer, Tables, tables_of
 
-__all__ = ["DevicePlan", "embedding", "expand", "linear", "shrink"]
-
-
-def shrink(x: torch.Tensor, layer: Layer, plan: Plan | DevicePlan) -> torch.Tensor:
-    """See ``reference.shrink``; the result is fp32."""
-    z = torch.zeros(x.shape[0], layer.widest, dtype=torch.float32, device=x.device)
-    if z.numel():
-        plan, tables = on_device(plan, x.device), tables_of(layer)
-        launch.shrink_rows(z, x, layer.shape, tables, plan, _configs(layer, tables, plan)[0])
-    return z
-
-
-def expand(
-    y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan | DevicePlan, *, add: bool = True
-) -> None:
-    """See ``reference.expand``."""
-    if y.numel() and z.numel():
-        plan, tables = on_device(plan, y.device), tables_of(layer)
-        launch.check_rows("z", z, plan, layer.widest)
-        launch.expand_rows(y, z.float(), layer.shape, tables, plan, _configs(layer, tables, plan)[1], add)
+__all__ = ["DevicePlan", "embedding", "linear"]
 
 
 def linear(
@@ -61,7 +42,7 @@ def linear(
     plan, tables = on_device(plan, y.device), tables_of(layer)
     shrinking, expanding = configs or _configs(layer, tables, plan)
     planes = launch.shrink_planes(x, layer.shape, tables, plan, shrinking, next_early=expanding.early)
-    launch.expand_planes(y, planes, layer.shape, tables, plan, expanding, add)
+    launch.expand(y, planes, layer.shape, tables, plan, expanding, add)
 
 
 def embedding(
@@ -71,7 +52,7 @@ def embedding(
     if not y.numel() or _blank(layer):
         return
     plan, tables = on_device(plan, y.device), tables_of(layer)
-    launch.expand_tokens(y, tokens, layer.shape, tables, plan, _configs(layer, tables, plan)[1], add)
+    launch.expand(y, tokens, layer.shape, tables, plan, _configs(layer, tables, plan)[1], add)
 
 
 def _blank(layer: Layer) -> bool:
@@ -83,7 +64,7 @@ def _configs(layer: Layer, tables: Tables, plan: DevicePlan) -> tuple[Shrink, Ex
     weights = tables.weights
     device = weights.device
     sizes = (layer.shape, plan.tile_rows, tables.capacity, weights.dtype)
-    return configs_for(*sizes, _processors(device), _launches_early(device))
+    return configs_for(*sizes, _processors(device), _launches_early(device), _shared_bytes(device))
 
 
 @cache
@@ -100,3 +81,13 @@ def _launches_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """The most shared memory that a program may have on a GPU."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    told = torch.cuda.get_device_properties(device)
+    # HIP's have one size alone.
+    return int(getattr(told, "shared_memory_per_block_optin", told.shared_memory_per_block))

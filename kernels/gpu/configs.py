@@ -23,6 +23,8 @@ MOST_SPLITS = 16
 # An H100's, as predicted: from a load to its data, and what its second cache gives all processors.
 LATENCY_NS = 800.0
 CACHE_BYTES_PER_NS = 5500.0
+# What a program on an H100 may have. On an A100 it is 163 KiB; on an L4, an L40S or an RTX 4090 99.
+SHARED_BYTES = 227 << 10
 # Of a batch that splits are chosen for: tiles with an adapter.
 USUAL_TILES = 8
 
@@ -68,7 +70,13 @@ class Expand:
 
 @cache
 def configs_for(
-    shape: Shape, rows: int, capacity: int, dtype: torch.dtype, processors: int, early: bool = False
+    shape: Shape,
+    rows: int,
+    capacity: int,
+    dtype: torch.dtype,
+    processors: int,
+    early: bool = False,
+    shared_bytes: int = SHARED_BYTES,
 ) -> tuple[Shrink, Expand]:
     """Choose the two launches of a layer; every step of every layer asks.
 
@@ -77,18 +85,25 @@ def configs_for(
         capacity: the largest R that a slot may have, over all slices.
         processors: of the device.
         early: whether it can launch a kernel before the one before it has ended.
+        shared_bytes: the most that a program may have there.
     """
     slices = shape.outputs
     expand = expand_config(rows, -(-capacity // len(slices)), slices, dtype, processors)
     blocks = sum(-(-width // expand.columns) for width in slices)
-    shrink = shrink_config(rows, capacity, shape.inputs, blocks, dtype, processors)
+    shrink = shrink_config(rows, capacity, shape.inputs, blocks, dtype, processors, shared_bytes)
     # A step of large tiles is not bound by launches: there it cost more than it gained.
     early = early and rows == FEWEST_ROWS
     return replace(shrink, early=early), replace(expand, early=early)
 
 
 def shrink_config(
-    rows: int, rank: int, inputs: int, blocks: int, dtype: torch.dtype, processors: int
+    rows: int,
+    rank: int,
+    inputs: int,
+    blocks: int,
+    dtype: torch.dtype,
+    processors: int,
+    shared_bytes: int,
 ) -> Shrink:
     """Choose a shrink.
 
@@ -98,6 +113,7 @@ def shrink_config(
         inputs: K.
         blocks: of columns that the expand has, over all slices: each reads all planes of a tile.
         processors: of the device.
+        shared_bytes: has room for as many blocks of x and A as a program has stages.
     """
     wide = dtype == torch.float32
     if rows == FEWEST_ROWS:
@@ -112,8 +128,11 @@ def shrink_config(
         if wide and rows * ranks <= 2048:
             waves = 2
         if rows == 128 and not wide and ranks <= 64:
-            k, stages = 128, 4 if ranks <= 32 else 3  # what an A100's shared memory has room for
+            deep = 4 if ranks <= 32 else 3  # what an A100's shared memory has room for
+            if deep * (rows + ranks) * 128 * dtype.itemsize <= shared_bytes:
+                k, stages = 128, deep
     k = _dividing(k, inputs)
+    stages = max(2, min(stages, shared_bytes // ((rows + ranks) * k * dtype.itemsize)))
     total = -(-inputs // k)
     if rows == FEWEST_ROWS:
         splits = min(MOST_SPLITS, _power_below(total // (stages - 1)))

@@ -2,8 +2,8 @@
 
 Every program takes a piece of a tile and a block of columns of one slice, then the next. A piece is ``ROWS``
 of the plan's ``TILE_ROWS`` rows: how many rows the shrink takes at once is its own matter. z has one
-of three sources: the planes of a split shrink, a tensor with a row for each of the batch's, or the rows
-of A for an embedding's tokens. Source: Punica, arXiv:2310.18547.
+of two sources: the planes of a split shrink, or the rows of A for an embedding's tokens. Source: Punica,
+arXiv:2310.18547.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -23,10 +23,6 @@ from lora_fs.kernels.gpu.tiles import (
     share_of_tile,
     split_inputs,
 )
-
-PLANES = tl.constexpr(0)
-BATCH = tl.constexpr(1)
-TOKENS = tl.constexpr(2)
 
 
 @triton.jit
@@ -73,8 +69,8 @@ def sum_planes(
 )
 def expand_kernel(
     y_ptr,  # [T, N]
-    z_ptr,  # fp32: scratch if PLANES, [T, R] if BATCH, not read if TOKENS
-    tokens_ptr,  # int64 [T] if TOKENS
+    z_ptr,  # fp32: the planes; not read if LOOKUP
+    tokens_ptr,  # int64 [T] if LOOKUP
     plan_ptr,  # int32, the plan's block
     weights_ptr,  # what offsets count from
     offsets_ptr,  # int64 [slots, 1 + S]
@@ -86,7 +82,6 @@ def expand_kernel(
     programs,
     most_parts,
     y_stride_m,
-    z_stride_m,
     offsets_stride_m,
     ends_stride_m,
     scales_stride_m,
@@ -98,7 +93,7 @@ def expand_kernel(
     PLANE_RANKS: tl.constexpr,  # RANKS, INPUTS, MOST_SPLITS of the shrink
     PLANE_INPUTS: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-    SOURCE: tl.constexpr,
+    LOOKUP: tl.constexpr,  # z is a row of A for each token
     EARLY: tl.constexpr,  # launched before the shrink has ended, and the next kernel before this one
     ADD: tl.constexpr,
     EVEN: tl.constexpr,  # COLUMNS divides every slice's N
@@ -132,19 +127,17 @@ def expand_kernel(
             y_mask = live[:, None]
             if not EVEN:
                 y_mask = y_mask & (local < width)[None, :]
-            if SOURCE == PLANES:
+            if LOOKUP:
+                tokens = tl.load(tokens_ptr + batch_rows, mask=live, other=0)
+                a_ptr = weights_ptr + tl.load(offsets_ptr + slot * offsets_stride_m)
+                z_rows = a_ptr + tokens[:, None] * rank
+            else:
                 parts, splits, of_split = split_inputs(
                     share, rank, inputs, PLANE_RANKS, PLANE_INPUTS, MOST_SPLITS
                 )
                 pad = parts * PLANE_RANKS
                 planes = z_ptr + tile * scratch_of_tile(share, most_parts, TILE_ROWS, PLANE_RANKS)
                 z_rows = planes + (above + tl.arange(0, ROWS)[:, None]) * pad
-            elif SOURCE == BATCH:
-                z_rows = z_ptr + batch_rows[:, None] * z_stride_m
-            else:
-                tokens = tl.load(tokens_ptr + batch_rows, mask=live, other=0)
-                a_ptr = weights_ptr + tl.load(offsets_ptr + slot * offsets_stride_m)
-                z_rows = a_ptr + tokens[:, None] * rank
             # Now, to be on its way during the sum of the planes and the product.
             if ADD:
                 old = tl.load(y_ptrs, mask=y_mask, other=0.0)
@@ -159,13 +152,13 @@ def expand_kernel(
                 if EARLY:
                     # What comes before, y and the weights included, is not the shrink's.
                     gdc_wait()
-                if SOURCE == PLANES:
+                if LOOKUP:
+                    z_mask = live[:, None] & (ranks[None, :] < high)
+                    z = tl.load(z_rows + ranks[None, :], mask=z_mask, other=0.0)
+                else:
                     z = sum_planes(
                         z_rows, ranks, live, high, splits, TILE_ROWS * pad, ROWS, RANKS, MOST_SPLITS
                     )
-                else:
-                    z_mask = live[:, None] & (ranks[None, :] < high)
-                    z = tl.load(z_rows + ranks[None, :], mask=z_mask, other=0.0)
                 product = multiply(narrow(z, b.dtype, INTERPRETED), b, product, INTERPRETED)
             product *= tl.load(scales_ptr + slot * scales_stride_m)
             if ADD:

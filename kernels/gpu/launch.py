@@ -7,13 +7,12 @@ holds: programs that have nothing to do find that out on the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 
 from lora_fs.kernels.gpu.configs import Expand, Shrink
-from lora_fs.kernels.gpu.expand import BATCH, PLANES, TOKENS, expand_kernel
+from lora_fs.kernels.gpu.expand import expand_kernel
 from lora_fs.kernels.gpu.plan import DevicePlan
 from lora_fs.kernels.gpu.shrink import shrink_kernel
 from lora_fs.kernels.weights.layout import Shape, ShapeError
@@ -27,11 +26,15 @@ INTERPRETED = not isinstance(shrink_kernel, triton.JITFunction)
 class Planes:
     """The output of a split shrink, and the numbers that an expand needs to read it."""
 
-    scratch: torch.Tensor
+    scratch: torch.Tensor | None
     config: Shrink
     programs: int
     most_parts: int
     inputs: int
+
+
+# An embedding's, whose expand reads none.
+NO_PLANES = Planes(None, Shrink(1, 1, 1, programs=1, most_splits=1), 1, 1, 1)
 
 
 def new_scratch(elements: int, device: torch.device) -> torch.Tensor:
@@ -47,76 +50,17 @@ def shrink_planes(
     Args:
         next_early: ``early`` of the expand's configuration.
     """
+    _check_rows("x", x, plan, shape.inputs)
+    if plan.tile_rows != config.rows:
+        raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")
     parts = triton.cdiv(tables.capacity, config.ranks)
     programs = max(plan.tiles, min(config.programs, plan.tiles * parts * config.most_splits))
     # For as many tiles as there may be, the larger of a tile's share and its parts.
     pieces = max(programs, plan.tiles * parts)
     scratch = new_scratch(pieces * config.rows * config.ranks, x.device)
-    _shrink(scratch, x, shape, tables, plan, config, programs, direct=False, next_early=next_early)
-    return Planes(scratch, config, programs, parts, shape.inputs)
-
-
-def shrink_rows(
-    z: torch.Tensor, x: torch.Tensor, shape: Shape, tables: Tables, plan: DevicePlan, config: Shrink
-) -> None:
-    """Shrink into ``z [T, R]``, fp32; rows without an adapter are left alone."""
-    programs = plan.tiles * triton.cdiv(z.shape[1], config.ranks)
-    _shrink(z, x, shape, tables, plan, config, programs, direct=True, next_early=False)
-
-
-def expand_planes(
-    y: torch.Tensor, planes: Planes, shape: Shape, tables: Tables, plan: DevicePlan, config: Expand, add: bool
-) -> None:
-    """Expand what ``shrink_planes`` gave for the same plan."""
-    numbers = (planes.inputs, planes.programs, planes.most_parts)
-    of_shrink = (planes.config.ranks, planes.config.inputs, planes.config.most_splits)
-    _expand(y, planes.scratch, None, shape, tables, plan, config, PLANES, numbers, of_shrink, add)
-
-
-def expand_rows(
-    y: torch.Tensor,
-    z: torch.Tensor,
-    shape: Shape,
-    tables: Tables,
-    plan: DevicePlan,
-    config: Expand,
-    add: bool,
-) -> None:
-    """Expand ``z [T, R]``, fp32."""
-    _expand(y, z, None, shape, tables, plan, config, BATCH, (1, 1, 1), (1, 1, 1), add)
-
-
-def expand_tokens(
-    y: torch.Tensor,
-    tokens: torch.Tensor,
-    shape: Shape,
-    tables: Tables,
-    plan: DevicePlan,
-    config: Expand,
-    add: bool,
-) -> None:
-    """Expand the rows of A that ``tokens [T]`` name."""
-    _expand(y, None, tokens, shape, tables, plan, config, TOKENS, (1, 1, 1), (1, 1, 1), add)
-
-
-def _shrink(
-    z: torch.Tensor,
-    x: torch.Tensor,
-    shape: Shape,
-    tables: Tables,
-    plan: DevicePlan,
-    config: Shrink,
-    programs: int,
-    *,
-    direct: bool,
-    next_early: bool,
-) -> None:
-    check_rows("x", x, plan, shape.inputs)
-    if plan.tile_rows != config.rows:
-        raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")
     early = config.early and not INTERPRETED
     shrink_kernel[(programs,)](
-        z,
+        scratch,
         x,
         plan.block,
         tables.weights,
@@ -124,9 +68,8 @@ def _shrink(
         tables.ends,
         shape.inputs,
         programs,
-        triton.cdiv(tables.capacity, config.ranks),
+        parts,
         x.stride(0),
-        z.stride(0),
         tables.offsets.stride(0),
         tables.ends.stride(0),
         SLICES=len(shape.outputs),
@@ -138,37 +81,35 @@ def _shrink(
         ALIGN=_align(tables),
         EARLY=early,
         NEXT_EARLY=next_early and not INTERPRETED,
-        DIRECT=direct,
         INTERPRETED=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         enable_fp_fusion=True,
         **({"launch_pdl": True} if early else {}),  # HIP has no such option
     )
+    return Planes(scratch, config, programs, parts, shape.inputs)
 
 
-def _expand(
+def expand(
     y: torch.Tensor,
-    z: torch.Tensor | None,
-    tokens: torch.Tensor | None,
+    z: Planes | torch.Tensor,
     shape: Shape,
     tables: Tables,
     plan: DevicePlan,
     config: Expand,
-    source: Any,
-    numbers: tuple[int, int, int],
-    of_shrink: tuple[int, int, int],
     add: bool,
 ) -> None:
-    check_rows("y", y, plan, shape.width)
+    """Expand what ``shrink_planes`` gave for the same plan, or the rows of A that tokens ``[T]`` name."""
+    planes, tokens = (z, None) if isinstance(z, Planes) else (NO_PLANES, z)
+    _check_rows("y", y, plan, shape.width)
     if plan.tile_rows % config.rows:
         raise ShapeError(f"tiles of {plan.tile_rows} rows have no whole pieces of {config.rows}")
-    early = config.early and source is PLANES and not INTERPRETED
+    early = config.early and tokens is None and not INTERPRETED
     blocks = sum(triton.cdiv(width, config.columns) for width in shape.outputs)
     items = plan.tiles * (plan.tile_rows // config.rows) * blocks
     expand_kernel[(min(items, config.programs),)](
         y,
-        z,
+        planes.scratch,
         tokens,
         plan.block,
         tables.weights,
@@ -177,9 +118,10 @@ def _expand(
         tables.scales,
         tables.columns,
         blocks,
-        *numbers,
+        planes.inputs,
+        planes.programs,
+        planes.most_parts,
         y.stride(0),
-        0 if z is None else z.stride(0),
         tables.offsets.stride(0),
         tables.ends.stride(0),
         tables.scales.stride(0),
@@ -188,10 +130,10 @@ def _expand(
         RANKS=config.ranks,
         COLUMNS=config.columns,
         TILE_ROWS=plan.tile_rows,
-        PLANE_RANKS=of_shrink[0],
-        PLANE_INPUTS=of_shrink[1],
-        MOST_SPLITS=of_shrink[2],
-        SOURCE=source.value,
+        PLANE_RANKS=planes.config.ranks,
+        PLANE_INPUTS=planes.config.inputs,
+        MOST_SPLITS=planes.config.most_splits,
+        LOOKUP=tokens is not None,
         EARLY=early,
         ADD=add,
         EVEN=all(width % config.columns == 0 for width in shape.outputs),
@@ -208,7 +150,7 @@ def _align(tables: Tables) -> int:
     return VECTOR_BYTES // tables.weights.itemsize if tables.aligned else 1
 
 
-def check_rows(name: str, rows: torch.Tensor, plan: DevicePlan, width: int) -> None:
+def _check_rows(name: str, rows: torch.Tensor, plan: DevicePlan, width: int) -> None:
     """Raise ShapeError unless ``rows`` is the plan's batch, ``width`` wide, its columns side by side."""
     if rows.ndim != 2 or rows.shape[0] < plan.rows or rows.shape[1] != width:
         raise ShapeError(f"{name} is {tuple(rows.shape)}, and the plan and layer want [{plan.rows}, {width}]")

@@ -30,7 +30,7 @@ from lora_fs.kernels.gpu.tiles import (
     do_not_specialize_on_alignment=["offsets_ptr", "ends_ptr"],
 )
 def shrink_kernel(
-    z_ptr,  # fp32: scratch, or [T, R] if DIRECT
+    z_ptr,  # fp32 scratch, for the planes
     x_ptr,  # [T, K]
     plan_ptr,  # int32, the plan's block
     weights_ptr,  # what offsets count from
@@ -40,7 +40,6 @@ def shrink_kernel(
     programs,  # of this launch, in all
     most_parts,  # the parts of the largest R that a slot may have
     x_stride_m,
-    z_stride_m,
     offsets_stride_m,
     ends_stride_m,
     SLICES: tl.constexpr,
@@ -52,13 +51,12 @@ def shrink_kernel(
     ALIGN: tl.constexpr,  # every offset is a multiple of so many elements
     EARLY: tl.constexpr,  # launched before the kernel before it has ended, which may write x
     NEXT_EARLY: tl.constexpr,  # the expand may launch before this ends
-    DIRECT: tl.constexpr,  # no splits: rows of the result are rows of the batch
     INTERPRETED: tl.constexpr,
 ):
     if NEXT_EARLY and not EARLY:
         gdc_launch_dependents()
     tiles = tl.load(plan_ptr)
-    share = share_of_tile(programs, tiles, most_parts, 1 if DIRECT else MOST_SPLITS)
+    share = share_of_tile(programs, tiles, most_parts, MOST_SPLITS)
     tile = tl.program_id(0) // share
     if tile >= tiles:
         if EARLY:
@@ -67,7 +65,7 @@ def shrink_kernel(
     member = tl.program_id(0) % share
     row0, rows, slot = load_tile(plan_ptr, tile)
     rank = tl.load(ends_ptr + slot * ends_stride_m + SLICES)
-    parts, splits, of_split = split_inputs(share, rank, inputs, RANKS, INPUTS, 1 if DIRECT else MOST_SPLITS)
+    parts, splits, of_split = split_inputs(share, rank, inputs, RANKS, INPUTS, MOST_SPLITS)
     split = member // tl.maximum(parts, 1)
     if split >= splits:
         if EARLY:
@@ -98,9 +96,6 @@ def shrink_kernel(
             x = tl.load(x_rows + columns, mask=x_mask, other=0.0)
             a = tl.load(a_rows + columns, mask=a_mask, other=0.0)
             z = multiply(x.to(a.dtype), tl.trans(a), z, INTERPRETED)
-        if DIRECT:
-            z_rows = z_ptr + batch_rows[:, None] * z_stride_m
-        else:
-            plane = z_ptr + tile * scratch_of_tile(share, most_parts, ROWS, RANKS)
-            z_rows = plane + (split * ROWS + tl.arange(0, ROWS)[:, None]) * (parts * RANKS)
+        plane = z_ptr + tile * scratch_of_tile(share, most_parts, ROWS, RANKS)
+        z_rows = plane + (split * ROWS + tl.arange(0, ROWS)[:, None]) * (parts * RANKS)
         tl.store(z_rows + ranks[None, :], z, mask=live[:, None] & (ranks[None, :] < rank))

@@ -9,7 +9,7 @@ the thread that launches the steps owns it. Others decide which adapters stay an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,34 +22,19 @@ from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, ro
 
 # An adapter that moves onto itself goes in pieces through a buffer of this size.
 BOUNCE_BYTES = 16 << 20
-# It keeps only the places of what it loaded.
-NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """The data to show an adapter, made when its copy began.
 
-    ``slab``, whose views are in host memory, stays while a copy of it may run; ``arrived``: of that copy.
+    ``slab``, which is in host memory, stays while a copy of it may run; ``arrived``: of that copy.
     """
 
     slab: Slab
     row: torch.Tensor
     views: Mapping[str, Packed | None]
     arrived: torch.cuda.Event | None
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """An adapter on its way to the device. Keeps the slab alive until it has arrived."""
-
-    owner: int
-    slab: Slab
-    arrived: torch.cuda.Event | None
-
-    def ready(self) -> bool:
-        """Whether committing would let the device wait for nothing."""
-        return self.arrived is None or bool(self.arrived.query())
 
 
 class Arena:
@@ -80,7 +65,6 @@ class Arena:
         self._extents = Extents(self._storage.numel())
         self._placed: dict[int, _Placed] = {}
         self._shown: dict[int, int] = {}  # slot → owner
-        self._coming: dict[int, Transfer] = {}
         self._leaving = Leaving()
         cuda = self.device.type == "cuda"
         self._side = torch.cuda.Stream(self.device) if cuda else None
@@ -98,25 +82,17 @@ class Arena:
             for name, shape in self.shapes.items()
         }
 
-    @property
-    def free_bytes(self) -> int:
-        return self._extents.free * int(self._storage.itemsize)
-
     def layer(self, name: str) -> DeviceLayer:
         """A layer, whose contents follow the loads and frees."""
         return self.layers[name]
 
-    def __contains__(self, owner: int) -> bool:
-        """Whether an adapter is here or on its way."""
-        return owner in self._extents
-
     def load(self, slot: int, slab: Slab) -> None:
         """Load an adapter that has its slot's number; the steps launched from now on see it."""
-        self.commit(self.begin(slot, slab))
+        self.begin(slot, slab)
         self.show(slot, slot)
 
-    def begin(self, owner: int, slab: Slab) -> Transfer:
-        """Start to copy an adapter; no step sees it before ``commit`` and ``show``.
+    def begin(self, owner: int, slab: Slab) -> None:
+        """Start to copy an adapter; no step sees it before ``show``.
 
         Raises:
             StorageFullError: it does not fit beside the loaded ones; says how much is free.
@@ -147,23 +123,15 @@ class Arena:
                 target.copy_(slab.data, non_blocking=True)
                 arrived.record(self._side)
         self._placed[owner] = self._place(owner, slab, arrived)
-        self._coming[owner] = Transfer(owner, slab, arrived)
-        return self._coming[owner]
-
-    def commit(self, transfer: Transfer) -> None:
-        """Let the steps launched from now on come after an adapter's copy; the host waits for nothing."""
-        if self._coming.pop(transfer.owner, None) is not transfer:
-            raise ValueError(f"nothing is on its way for {transfer.owner}")
-        if transfer.arrived is not None:
-            torch.cuda.current_stream(self.device).wait_event(transfer.arrived)
-        placed = self._placed[transfer.owner]
-        self._placed[transfer.owner] = replace(placed, slab=replace(placed.slab, data=NOTHING))
 
     def show(self, slot: int, owner: int) -> None:
-        """Let the steps launched from now on see an adapter in a slot: writes one row of the tables."""
-        if owner in self._coming:
-            self.commit(self._coming[owner])
+        """Let the steps launched from now on see an adapter in a slot: writes one row of the tables.
+
+        They come after its copy; the host waits for nothing.
+        """
         placed = self._placed[owner]
+        if placed.arrived is not None:
+            torch.cuda.current_stream(self.device).wait_event(placed.arrived)
         if self._side is None:
             for name, layer in self.layers.items():
                 layer.see(slot, placed.views.get(name))
@@ -195,10 +163,8 @@ class Arena:
         """Let an adapter go, loaded or on its way; steps already launched still see it."""
         for slot in [slot for slot, shown in self._shown.items() if shown == owner]:
             self.hide(slot)
-        self._coming.pop(owner, None)
-        placed = self._placed.pop(owner, None)
-        if placed is not None:
-            self._leaving.add(placed.slab, placed.arrived)
+        placed = self._placed.pop(owner)
+        self._leaving.add(placed.slab, placed.arrived)
         self._extents.release(owner)
         self._mark_freed()
 
@@ -216,9 +182,8 @@ class Arena:
         moves = self._extents.compact()
         for move in moves:
             self._move(move)
-            if move.owner in self._placed:
-                placed = self._placed[move.owner]
-                self._placed[move.owner] = self._place(move.owner, placed.slab, placed.arrived)
+            placed = self._placed[move.owner]
+            self._placed[move.owner] = self._place(move.owner, placed.slab, placed.arrived)
         moved = {move.owner for move in moves}
         for slot, owner in list(self._shown.items()):
             if owner in moved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -56,9 +55,6 @@ class Extents:
 
     def __getitem__(self, owner: int) -> Extent:
         return self._taken[owner]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._taken)
 
     @property
     def free(self) -> int:

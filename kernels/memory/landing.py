@@ -83,11 +83,11 @@ class Landing:
         if key in self._landed:
             return
         self._leaving.clear()
-        count = slab.data.numel()
+        sources, count = self._sources(slab), slab.data.numel()
         extent = self._extents.take(key, count)
         if extent is None:
             raise StorageFullError(count, self._extents.free, self._extents.size)
-        target, sources = self._pool.narrow(0, extent.begin, count), self._sources(slab)
+        target = self._pool.narrow(0, extent.begin, count)
         if self._side is None or self._read is None:
             target.copy_(slab.data)
             self._landed[key] = _Landed(slab, sources, None)

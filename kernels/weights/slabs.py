@@ -94,7 +94,6 @@ class Outline:
     """The place of everything of an adapter: the same for all of one shape.
 
     Attributes:
-        shapes: of every layer that may have weights.
         places: of each layer that the adapter has weights for.
         matrices: of each of them of a rank over 0.
         targets: for each slice that has weights, where its A goes and where its B, transposed.
@@ -103,7 +102,6 @@ class Outline:
         row: of the tables, ``RowLayout.row``.
     """
 
-    shapes: Mapping[str, Shape]
     places: Mapping[str, Place]
     matrices: Mapping[str, Matrices]
     targets: tuple[Strided, ...]
@@ -147,7 +145,7 @@ class Outline:
             for name, place in places.items()
         )
         row = RowLayout.of(shapes).row(layers)
-        return cls(shapes, places, matrices, tuple(targets), tuple(factors), end, row)
+        return cls(places, matrices, tuple(targets), tuple(factors), end, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from lora_fs.kernels.gpu import launch
 from lora_fs.kernels.gpu.plan import DevicePlan, most_tiles
 from lora_fs.kernels.gpu.scatter import BLOCK, scatter_kernel
 from lora_fs.kernels.weights.layout import Shape
-from lora_fs.kernels.weights.slabs import Place, packed_at
 from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
 
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -105,10 +104,6 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
     with patch.multiple(launch, **recorders):
         if shape.lookup:
             gpu.embedding(y, torch.empty(rows, dtype=torch.int64, device="meta"), layer, plan)
-        elif case.get("halves"):
-            x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
-            layer.put(0, packed_at(shape, Place(0, (0,), (max_rank,), 1.0), tables.weights))
-            gpu.expand(y, gpu.shrink(x, layer, plan), layer, plan)
         else:
             x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
             early = case.get("early", False)
@@ -119,10 +114,8 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for recorded in recorder.launches:
             name = f"{kernel} {case['layer']} rows {rows} rank {max_rank} {str(dtype)[6:]}"
             mode = "" if case.get("add", True) else " overwriting"
-            mode += " by itself" * case.get("halves", False) + " early" * case.get("early", False)
-            # A shrink by itself has a program for each tile and part, however many those are.
-            alone = kernel == "shrink_kernel" and case.get("halves", False)
-            waves = 1 if alone else of_kernel[kernel] // gpu._processors(y.device)
+            mode += " early" * case.get("early", False)
+            waves = of_kernel[kernel] // gpu._processors(y.device)
             yield {"name": f"{name}{mode}", "waves": waves, "bytes": dtype.itemsize, **recorded}
 
 
@@ -264,7 +257,6 @@ def cases() -> Iterator[dict[str, Any]]:
     yield {"layer": "embedding", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "add": False}
     yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "early": True}
-    yield {"layer": "down", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "halves": True}
     for layer in ("odd", "odd slices"):
         yield {"layer": layer, "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
     # What fp16 becomes is what bf16 becomes.
@@ -277,7 +269,7 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def is_usual(case: dict[str, Any]) -> bool:
     """Whether models of bfloat16 launch it, in the usual way."""
-    ways = {"add", "early", "halves"} & case.keys()
+    ways = {"add", "early"} & case.keys()
     return case["dtype"] == torch.bfloat16 and "odd" not in case["layer"] and not ways
 
 

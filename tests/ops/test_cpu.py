@@ -87,33 +87,6 @@ def test_linear_is_the_references(ops: Backend, layer: Layer, slots: np.ndarray,
     assert_close(clean_found, clean_wanted, layer, plan, z)
 
 
-@settings(max_examples=100)
-@given(layers(), batches)
-def test_shrink_then_expand_is_linear(layer: Layer, slots: np.ndarray) -> None:
-    """Through rank space in fp32, padded to the widest adapter."""
-    plan, dtype = plan_rows(slots), dtype_of(layer)
-    x = make_rows(len(slots), layer.shape.inputs, dtype)
-    z = grouped.shrink(x, layer, plan)
-    exact = reference.shrink(x, layer, plan)
-    assert z.shape == exact.shape
-    bound = 2.0**-7 * make_bound(x, layer, slots) + 1e-5
-    assert bool(((z.double() - exact).abs() <= bound).all())
-    y, wanted = (torch.zeros(len(slots), layer.shape.width, dtype=d) for d in (dtype, torch.float64))
-    grouped.expand(y, z, layer, plan)
-    reference.expand(wanted, exact, layer, plan)
-    assert_close(y, wanted, layer, plan, exact)
-
-
-def make_bound(x: torch.Tensor, layer: Layer, slots: np.ndarray) -> torch.Tensor:
-    """``|A|·|x|`` of each row."""
-    bound = torch.zeros(len(slots), layer.widest, dtype=torch.float64)
-    for row, slot in enumerate(slots):
-        packed = layer.packed[slot] if slot != NO_SLOT else None
-        if packed is not None:
-            bound[row, : packed.rank] = packed.a.double().abs() @ x[row].double().abs()
-    return bound
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("add", [True, False])
 def test_embedding(dtype: torch.dtype, add: bool) -> None:

@@ -98,12 +98,19 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     inputs=st.integers(1, 20000),
     outputs=st.lists(st.integers(1, 40000), min_size=1, max_size=4),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    shared_kib=st.sampled_from([227, 163, 99, 64]),  # a program's on an H100, an A100, an L4, a T4
 )
 def test_every_shape_has_a_configuration(
-    rows: int, rank: int, inputs: int, outputs: list[int], dtype: torch.dtype
+    rows: int, rank: int, inputs: int, outputs: list[int], dtype: torch.dtype, shared_kib: int
 ) -> None:
-    """Blocks are powers of two, none below what a product takes; an expand's rows divide a plan's tile."""
-    shrink, expand = configs_for(Shape(inputs, tuple(outputs)), rows, rank, dtype, 132)
+    """Blocks are powers of two, none below what a product takes; an expand's rows divide a plan's tile.
+
+    What a shrink loads ahead has room in the shared memory of any GPU.
+    """
+    shape = Shape(inputs, tuple(outputs))
+    shrink, expand = configs_for(shape, rows, rank, dtype, 132, shared_bytes=shared_kib << 10)
+    ahead = shrink.stages * (shrink.rows + shrink.ranks) * shrink.inputs * dtype.itemsize
+    assert ahead <= shared_kib << 10
     assert shrink.rows == rows
     assert rows % expand.rows == 0
     for size in (shrink.ranks, shrink.inputs, expand.rows, expand.ranks, expand.columns):

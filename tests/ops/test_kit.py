@@ -24,7 +24,7 @@ def run(kit: Path, out: Path, python: str) -> tuple[int, list[list[str]]]:
     """The rehearsal's exit status, and of each part its name, exit status and seconds."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONSAFEPATH", "PYTHONPATH")}
     done = subprocess.run(
-        [kit / "run", "--rehearse", out],
+        [kit / "run", "--rehearse", out.name],
         cwd=out.parent,
         env={**env, "PYTHON": python},
         capture_output=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 
 from lora_fs.kernels import backends, reference
-from lora_fs.kernels.cpu import compiled
+from lora_fs.kernels.cpu import compiled, grouped
 from lora_fs.kernels.weights.layout import Layer, Packed, Shape, ShapeError, pack
 
 SHAPE = Shape(8, (4, 6))
@@ -66,6 +68,23 @@ def test_backends_by_name() -> None:
         backends.backend("cuda", "cpu")
     with pytest.raises(ValueError, match="'torch' already"):
         backends.register("torch", "somebody.elses")
+
+
+def test_a_numba_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``auto`` does without it, as where its release wants an older NumPy; who names it is told."""
+
+    def refuse(name: str) -> object:
+        if name == "lora_fs.kernels.cpu.compiled":
+            raise ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5.")
+        return import_module(name)
+
+    monkeypatch.setattr(backends, "import_module", refuse)
+    assert backends.backend("auto", "cpu") is grouped
+    assert "Numba needs NumPy 2.4" in caplog.text
+    with pytest.raises(ImportError, match="Numba needs"):
+        backends.backend("numba", "cpu")
 
 
 def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch) -> None:

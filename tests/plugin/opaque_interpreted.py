@@ -95,7 +95,7 @@ class Launches:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[Any, ...]] = []
-        for name in ("shrink_planes", "expand_planes", "expand_tokens"):
+        for name in ("shrink_planes", "expand"):
             monkeypatch.setattr(launch, name, self._counted(name, getattr(launch, name)))
 
     def _counted(self, name: str, run: Any) -> Any:
@@ -131,7 +131,7 @@ def test_a_step_that_names_no_adapter_launches_nothing(
     assert (launches.made, y.any()) == ([], False)
     named.value = True
     linear(y, x, "layers.0.qkv")
-    assert [name for name, *_ in launches.made] == ["shrink_planes", "expand_planes"]
+    assert [name for name, *_ in launches.made] == ["shrink_planes", "expand"]
 
 
 def test_what_steps_launch_was_launched_before(

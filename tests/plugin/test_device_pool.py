@@ -139,18 +139,18 @@ def test_a_pool_too_small_for_a_step_is_refused(pool: Callable[..., TieredModelM
 
 def test_the_pool_is_as_large_as_is_said(pool: Callable[..., TieredModelManager]) -> None:
     """Else as large as vLLM's padded stacks, which the smallest pool is."""
-    size = arena(pool()).free_bytes
-    assert arena(pool(LORA_FS_DEVICE_BYTES=str(4 * size))).free_bytes == 4 * size
+    size = arena(pool())._storage.nbytes
+    assert arena(pool(LORA_FS_DEVICE_BYTES=str(4 * size)))._storage.nbytes == 4 * size
 
 
 def test_an_adapter_that_is_removed_leaves_the_device(pool: Callable[..., TieredModelManager]) -> None:
     """With its slot; and after a sleep nobody is there."""
     manager = pool()
     step(manager, 1)
-    free = arena(manager).free_bytes
+    free = arena(manager)._extents.free
     manager.remove_adapter(1)
     assert manager.tiers.device == set()
-    assert arena(manager).free_bytes > free
+    assert arena(manager)._extents.free > free
     step(manager, 2)
     manager.remove_all_adapters()
     assert manager.tiers.device == set()

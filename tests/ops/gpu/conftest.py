@@ -22,10 +22,9 @@ DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else
 collect_ignore_glob = [] if INTERPRETED or DEVICE.type == "cuda" else ["test_*.py"]
 
 
-if DEVICE.type == "cuda":
-    # An example may be the first to need a kernel, which takes seconds to compile.
-    settings.register_profile("compiling", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("compiling")
+# An example may be the first to need a kernel, which takes seconds to compile; the kit has no other profile.
+settings.register_profile("compiling", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("compiling")
 
 # Floats after the scratch memory that nothing may write to.
 GUARD = 1024

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_fs.kernels.gpu import scatter as kernel
+from lora_fs.kernels.memory import landing
 from lora_fs.kernels.memory.extents import StorageFullError
 from lora_fs.kernels.memory.landing import NOTHING, Landing, Piece
 from lora_fs.kernels.weights.layout import Shape
@@ -203,14 +204,48 @@ def test_what_is_dropped_or_lost_is_copied_again(stacks: list[torch.Tensor], cou
         if dropped:
             shore.drop(one)
         else:
+            for lost in (shore._targets, *(table for _, table in shore._kinds.values())):
+                lost.zero_()
             shore.lose()
         assert_slot(stacks, 0, one)
-        shore._pool.fill_(torch.nan)
+        for lost in (shore._pool, *(stack[1] for stack in stacks)):
+            lost.fill_(torch.nan)
         counted.done.clear()
         with counted:
             shore.fill(1, one, whole=True)
         assert "aten::copy_" in counted.done
         assert_slot(stacks, 1, one)
+
+
+def test_an_adapter_that_could_not_be_brought_takes_no_room(
+    stacks: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the device has no memory left for the table of the first of a kind: it is brought later."""
+    one = slab(FULL, 1)
+    shore = Landing(stacks, one.data.nbytes, pieces)
+
+    def refuse(_: Slab) -> Iterator[Piece]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shore, "_pieces", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            shore.bring(one)
+    shore.fill(0, one, whole=True)
+    assert_slot(stacks, 0, one)
+
+
+def test_the_tables_of_a_few_kinds_are_kept(
+    stacks: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were used last."""
+    monkeypatch.setattr(landing, "KINDS_KEPT", 2)
+    shore = Landing(stacks, 1 << 16, pieces)
+    first, second, third = (slab({"o": (rank,)}, rank) for rank in (1, 2, 3))
+    for one in (first, second, first, third):
+        shore.bring(one)
+        shore.drop(one)
+    assert list(shore._kinds) == [id(first.places), id(third.places)]
 
 
 def test_what_is_larger_than_all_the_room_is_refused(stacks: list[torch.Tensor]) -> None:

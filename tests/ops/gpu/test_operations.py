@@ -35,7 +35,6 @@ def check(
     *,
     add: bool = True,
     tokens: bool = False,
-    parts: bool = False,
     **options: Any,
 ) -> torch.Tensor:
     """Run an operation on a batch whose rows without weights are poisoned; see that it is right."""
@@ -54,12 +53,8 @@ def check(
     (reference.embedding if tokens else reference.linear)(wanted, x, layer, plan, add=add)
     y = poisoned_where(dead, before.clone()).to(DEVICE)
     there = on_device(layer)
-    if parts:
-        z = gpu.shrink(x.to(DEVICE), there, plan)
-        gpu.expand(y, z, there, plan, add=add)
-    else:
-        operation = gpu.embedding if tokens else gpu.linear
-        operation(y, x.to(DEVICE), there, options.pop("plan", plan), add=add, **options)
+    operation = gpu.embedding if tokens else gpu.linear
+    operation(y, x.to(DEVICE), there, options.pop("plan", plan), add=add, **options)
     found = y.cpu()
     assert (found.view(BITS[dtype])[dead] == POISON[dtype]).all()
     found[dead], wanted[dead] = 0, 0
@@ -114,28 +109,6 @@ def test_embedding_is_the_reference(rank: int, dtype: torch.dtype, slots: list[i
     check(layer, np.array(slots), add=add, tokens=True)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("add", [True, False])
-def test_shrink_then_expand_is_linear(dtype: torch.dtype, add: bool) -> None:
-    """The two halves by themselves, z in the batch's order."""
-    layer = make_layer(GQA, [[16, 4, 0], [33, 1, 8], None], dtype, scales=(2.0,))
-    check(layer, slots_of_rows((0, 3), (NO_SLOT, 2), (1, 19), (2, 2), (0, 1)), add=add, parts=True)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_shrink_gives_zeros_beyond_what_a_row_has(dtype: torch.dtype) -> None:
-    """z is 0 in rows without an adapter, and after an adapter's own ranks."""
-    layer = make_layer(Shape(64, (16,)), [[4], [20]], dtype)
-    slots = slots_of_rows((0, 2), (NO_SLOT, 1), (1, 3))
-    x = make_rows(len(slots), 64, dtype)
-    z = gpu.shrink(x.to(DEVICE), on_device(layer), plan_rows(slots)).cpu()
-    wanted = reference.shrink(x, layer, plan_rows(slots))
-    assert z.dtype == torch.float32
-    assert z.shape == wanted.shape
-    assert (z[wanted == 0] == 0).all()
-    torch.testing.assert_close(z.double(), wanted, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "slots",
     [
@@ -164,7 +137,6 @@ def test_an_empty_batch_and_empty_layers_do_nothing() -> None:
     plan = plan_rows(np.array([0, 1, NO_SLOT]))
     before = y.clone()
     gpu.linear(y, y.clone(), blank, plan, add=False)
-    gpu.expand(y, gpu.shrink(y, blank, plan), blank, plan, add=False)
     assert torch.equal(y, before)
 
 
