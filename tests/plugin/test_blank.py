@@ -155,7 +155,7 @@ def test_tries_take_a_tenth_of_the_time(manager: TieredWorkerManager, clock: Clo
 
     other._load_now = slow
     manager.set_active_adapters({LOST}, None)
-    assert manager.blank == {7: clock.now + 30}
+    assert manager.blank[7].until == clock.now + 30
 
 
 def test_vllms_own_call_takes_a_blank_adapter_for_absent(manager: TieredWorkerManager) -> None:
@@ -224,3 +224,18 @@ def test_the_gate_loads_what_ran_blank_anew(
         expected = {"state": "loading", "reason": "", **told, "notifies": False}
     assert answer == expected
     assert begun == ([] if call == "hold" else [7])
+
+
+def test_why_a_step_ran_blank_fails_no_load(
+    manager: TieredWorkerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two API servers load it; a request of one finds its slot not filled, and the other asks again."""
+    manager.add_adapter(FINE)
+    manager.tiers.entries[8].holders.clear()
+    manager._adapter_manager.deactivate_adapter(8)
+    manager._adapter_manager.failures = [MemoryError()]
+    manager.set_active_adapters({FINE}, None)
+    assert rpc.hold(manager, {"id": 8, "user": "api-0", "sequence": 1}) == {"held": False}
+    monkeypatch.setattr(manager, "begin_load", lambda request, ask: manager.under_way.begin(8, ask))
+    ask = {"id": 8, "user": "api-1", "sequence": 2, "name": "fine", "path": "/p", "again": False, "wait_s": 0}
+    assert rpc.load(manager, ask)["state"] == "loading"

@@ -177,8 +177,11 @@ async def test_two_servers_share_a_load(site: Site) -> None:
     assert site.worker.loads == [7]
 
 
-async def test_a_failure_is_told_and_tried_again_when_asked_again(site: Site) -> None:
-    """And the staged copy's path is not told: clients read it."""
+async def test_a_failure_is_told_and_tried_again_when_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the worker, as it happens. The staged copy's path is not told: clients read it."""
+    monkeypatch.setattr(in_process, "UNHEARD_S", 600.0)
     site.worker.broken[7] = "the model has no layer x, and /stage/d1/sql has"
     with pytest.raises(EngineRejected, match="no layer x, and its staged copy has"):
         await site.api[0].load("sql", "/stage/d1/sql", record(7))
@@ -267,7 +270,7 @@ async def test_what_ran_blank_is_asked_for_anew(site: Site) -> None:
     api = site.api[0]
     await api.load("sql", "/p", record(7))
     request = api.requests["sql"]
-    site.worker.blank[7] = 0.0
+    site.worker._run_blank(7, MemoryError(), 0.0)
     assert (await api.loaded()).adapters == {}
     with api.using(request):
         await api.hold(request)

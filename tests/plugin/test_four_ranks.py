@@ -24,6 +24,7 @@ from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
 from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.slots.steps import RETRY_STEPS
 from tests.plugin.block import Make
 from tests.plugin.test_engine import Site, record
 from tests.plugin.test_room import Files, worker
@@ -202,6 +203,23 @@ async def test_a_rank_that_fails_at_fill(engine: FourRanks, files: list[Files], 
         assert not await api.hold(request)
     assert [names for names, _ in await engine.told()] == [[]] * RANKS
     assert await engine.step(await load(api, files, 0)) > 0
+
+
+async def test_a_request_that_passed_no_gate(engine: FourRanks, files: list[Files], faults: Path) -> None:
+    """Its step cannot read the adapter, and one rank tries for longer; all read it in one later step."""
+    [api], request = engine.api, LoRARequest("late", 9, files[0].path)
+    whole = await engine.step(await load(api, files, 0))
+    for rank in range(RANKS):
+        (faults / f"load-{rank}").write_text("no volume")
+    (faults / "slow-2").touch()
+    failing = asyncio.create_task(engine.step(request))
+    await asyncio.sleep(0.2)  # so long it takes
+    (faults / "slow-2").unlink()
+    assert await failing == 0
+    for fault in faults.iterdir():
+        fault.unlink()
+    totals = [await engine.step(request) for _ in range(RETRY_STEPS)]
+    assert totals == [*(RETRY_STEPS - 1) * [0.0], whole]
 
 
 async def test_they_evict_the_same(engine: FourRanks, files: list[Files], faults: Path) -> None:

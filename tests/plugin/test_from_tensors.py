@@ -120,7 +120,7 @@ def test_what_is_packed_is_what_a_folder_packs(llm: Any, memory: Path, tmp_path:
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG, default=sorted))
     filed = llm.manager._prepare(LoRARequest("filed", 9, str(folder)))
     assert torch.equal(slab(llm.manager, request), filed.slab.data)
-    assert llm.manager.named[request.lora_int_id][0] == "policy"
+    assert llm.manager.named[request.lora_int_id] == "policy"
 
 
 def test_other_tensors_are_another_revision(llm: Any, memory: Path) -> None:

@@ -19,7 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.lora.request import LoRARequest
 
-from lora_fs.sidecar.errors import EngineRejected, InvalidAdapter, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    EngineUnavailable,
+    InvalidAdapter,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.worker_patch.api import asks
@@ -61,7 +67,7 @@ class FakeReplica:
         return Served(name, self.record.model_copy(update={"revision": revision}))
 
     def passes_through(self, name: str) -> bool:
-        return name == "tiny"
+        return name in ("tiny", "static")
 
     def check_read(self) -> None:
         if not self.read:
@@ -98,6 +104,11 @@ class FakeEngine:
         self.requests = {name: LoRARequest(name, 7, path) for name, path in paths.items()}
         self.misses, self.in_use, self.served = 0, 0, 0
         self.ends = False
+        self.static = {"static": LoRARequest("static", 1, "/static")}
+        self.lost = ""  # why a worker runs adapters without their weights
+
+    def of_vllm(self, name: str | None) -> LoRARequest | None:
+        return self.static.get(name or "")
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -117,6 +128,8 @@ class FakeEngine:
     @asynccontextmanager
     async def answering(self, request: LoRARequest) -> AsyncIterator[None]:
         yield
+        if self.lost:
+            raise EngineUnavailable(f"a worker of the engine lost {request.lora_name}: {self.lost}")
 
     async def hold(self, request: LoRARequest) -> bool:
         self.misses -= 1
@@ -321,6 +334,16 @@ async def test_answers_are_counted_by_what_was_chosen(site: Site) -> None:
     site.replica.error = WaitTimeout("sql is still loading after 5 s")
     await site.http.post("/v1/completions", json={"model": "sql"})
     assert site.replica.answers == [("v2", 200), ("v1", 503)]
+
+
+@pytest.mark.parametrize("model", ["sql", "static"])
+async def test_an_answer_without_its_adapters_weights(site: Site, model: str) -> None:
+    """It ends, also that of an adapter that vLLM was started with; the next request has a step try again."""
+    site.engine.lost, site.gate._app = "no memory", lambda *_: asyncio.sleep(0)
+    answer = await site.http.post("/v1/completions", json={"model": model})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == f"a worker of the engine lost {model}: no memory"
+    assert (site.engine.misses, site.engine.in_use) == (-1, 0)
 
 
 def test_names_that_vllm_was_started_with_stay() -> None:

@@ -203,17 +203,55 @@ def test_the_order_of_a_set_decides_nothing() -> None:
 
 
 def test_a_rank_that_tries_a_blank_adapter_again_uses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks try again by their own clocks; what else the step has was used when the step began."""
-    ranks, now = two_ranks(), [100.0]
-    monkeypatch.setattr(steps, "monotonic", lambda: now[0])
-    requests = {LoRARequest("a1", 1, "/"), LoRARequest("lost", 7, "/gone")}
+    """It failed alone, and tries alone; what else the step has was used when the step began."""
+    ranks, requests = two_ranks(), {LoRARequest("a1", 1, "/")}
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks[1]._adapter_manager, "activate_adapter", lambda adapter: 1 / 0)
+        for worker in ranks:
+            worker.set_active_adapters(requests, None)
     for worker in ranks:
-        worker.broken[7] = "no folder"
-        worker.set_active_adapters(requests, None)
         for adapter in (9, 17):
             rpc.hold(worker, {"id": adapter, "user": "api", "sequence": 1})
             rpc.sync(worker, {"user": "api", "sequence": 2, "holds": [], "policies": {}})
-    for worker in ranks:
-        worker.set_active_adapters(requests, None)
-        now[0] += steps.RETRY_S
+        for _ in range(steps.RETRY_STEPS):
+            worker.set_active_adapters(requests, None)
+        assert 1 in worker._adapter_manager._active_adapters
     assert evicted(ranks) == [[1], [1]]
+
+
+def test_ranks_try_a_blank_adapter_again_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the failed try took on each: some with its weights, some without, is no adapter."""
+    ranks, requests, now = [Worker(alone=False) for _ in range(2)], {LoRARequest("lost", 7, "/gone")}, [100.0]
+    monkeypatch.setattr(steps, "monotonic", lambda: now[0])
+
+    def step() -> set[bool]:
+        now[0] += 0.1
+        for worker in ranks:
+            worker.set_active_adapters(requests, None)
+        return {7 in worker._adapter_manager._active_adapters for worker in ranks}
+
+    def fails_late(*_: object, **__: object) -> None:
+        now[0] += 1.8
+        raise OSError("the volume does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks[1], "_prepare", fails_late)
+        ranks[0].broken[7] = "no folder"
+        assert step() == {False}
+    ranks[0].broken.clear()
+    assert [step() for _ in range(300)] == 49 * [{False}] + 251 * [{True}]
+
+
+def test_tries_of_a_lasting_failure_get_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds up every request of the engine."""
+    worker, tries, run_blank = Worker(alone=False), list[int](), Worker._run_blank
+
+    def counted(self: Worker, *args: Any) -> None:
+        tries.append(self._begun)
+        run_blank(self, *args)
+
+    monkeypatch.setattr(Worker, "_run_blank", counted)
+    worker.broken[7] = "no folder"
+    for _ in range(4000):
+        worker.set_active_adapters({LoRARequest("lost", 7, "/gone")}, None)
+    assert tries == [1, 51, 101, 201, 401, 801, 1601, 2601, 3601]

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +178,19 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     assert entry.users == {STOCK, "api"}
     assert manager.tiers.slots.count(ID) == 1
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
+
+
+def test_memory_for_the_next_load(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ready before anybody asks for it, and goes back to the system when an adapter leaves."""
+    manager, done = worker(make, 3 * files.size_bytes), SimpleQueue[object]()
+    layers = manager._adapter_manager.layers
+    monkeypatch.setattr(layers, "prepare", lambda *sizes: done.put(sizes))
+    monkeypatch.setattr(layers, "give_back", lambda: done.put("given back"))
+    load(manager, files)
+    packed = manager._adapter_manager.get_adapter(ID).slab.data.nbytes
+    assert done.get(timeout=60) == (packed, manager.tiers.free_bytes)
+    manager.remove(ID)
+    assert done.get(timeout=60) == "given back"
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -49,19 +49,21 @@ def uncut(send: Send, ends: Callable[[], bool]) -> Iterator[Send]:
 
 
 class Answer:
-    """The answer to one request; ``record``: of the adapter that serves it."""
+    """The answer to one request; ``record``: of the adapter that serves it, if it is the registry's."""
 
-    def __init__(self, record: Record, send: Send) -> None:
+    def __init__(self, record: Record | None, send: Send) -> None:
         self._record, self._send = record, send
         self._begun = self._is_stream = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, with the adapter's name among its headers."""
+        """Pass a message on, with the name of a registry's adapter among its headers."""
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
             self._begun, self._is_stream = True, kind.startswith(EVENTS)
-            message["headers"] = [*headers, *answered_by(self._record)]
+            if self._record is not None:
+                headers += answered_by(self._record)
+            message["headers"] = headers
         await self._send(message)
 
     async def broken(self, error: EngineUnavailable) -> None:

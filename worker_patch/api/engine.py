@@ -227,6 +227,10 @@ class InProcess:
         of_client = getattr(getattr(self._client, "engine_core", None), "_finalizer", None)
         return of_client is not None and not of_client.alive
 
+    def of_vllm(self, name: str | None) -> LoRARequest | None:
+        """Return the request of an adapter that vLLM was started with, if that is one's name."""
+        return self._models.lora_requests.static.get(name)
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Count a request that vLLM has, whatever its model."""

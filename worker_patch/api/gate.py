@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, TooLarge
 from lora_fs.sidecar.reconcile.catalog import Served
@@ -79,7 +80,8 @@ class Gate:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is None:
-                await self._ask(behind.engine, scope, incoming, Unaborted(send))
+                own = behind.engine.of_vllm(asks.model)
+                await self._pass_by(behind.engine, own, scope, incoming, Unaborted(send))
             else:
                 count = partial(behind.replica.answered, chosen)
                 send = counted(send, count)
@@ -101,6 +103,28 @@ class Gate:
         with engine.serving(), uncut(send, lambda: engine.ends) as sending:
             await self._app(scope, incoming.receive, sending)
 
+    async def _answer(
+        self, engine: InProcess, request: LoRARequest, answer: Answer, scope: Scope, incoming: Incoming
+    ) -> None:
+        """Let vLLM answer as long as every worker has the adapter's weights."""
+        try:
+            async with engine.answering(request):
+                await self._ask(engine, scope, incoming, answer.send)
+        except EngineUnavailable as error:
+            await answer.broken(error)
+
+    async def _pass_by(
+        self, engine: InProcess, own: LoRARequest | None, scope: Scope, incoming: Incoming, send: Send
+    ) -> None:
+        """Pass a request for the base model, or for ``own``: an adapter that vLLM was started with."""
+        if own is None:
+            await self._ask(engine, scope, incoming, send)
+            return
+        with engine.using(own):
+            async with incoming.while_it_waits(), self._ending.waiting():
+                await engine.hold(own)  # if it ran blank, the next step tries again
+            await self._answer(engine, own, Answer(None, send), scope, incoming)
+
     async def _pass(
         self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send
     ) -> None:
@@ -121,10 +145,7 @@ class Gate:
                             token = asked.set(Asked(name, request))
                             answer = Answer(chosen.record, send)
                             try:
-                                async with engine.answering(request):
-                                    await self._ask(engine, scope, incoming, answer.send)
-                            except EngineUnavailable as error:
-                                await answer.broken(error)
+                                await self._answer(engine, request, answer, scope, incoming)
                             finally:
                                 asked.reset(token)
                             return

@@ -33,7 +33,7 @@ from lora_fs.worker_patch.worker.load.under_way import Load, UnderWay
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.ops.punica import check_whole_steps
 from lora_fs.worker_patch.worker.slots.sleep import watch
-from lora_fs.worker_patch.worker.slots.steps import Steps, latest
+from lora_fs.worker_patch.worker.slots.steps import Blank, Steps, latest
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         self._alone = vllm_config.parallel_config.world_size == 1
         self._alike = Alike()
         self.under_way: UnderWay[Resident] = UnderWay()
-        self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
+        self.named: dict[int, str] = {}  # adapter → its name, for people
         self.failures: dict[int, str] = {}
         self._too_big: dict[int, int] = {}  # adapter → bytes of a load that found no room
-        self.blank: dict[int, float] = {}
+        self.blank: dict[int, Blank] = {}
         self.in_place = InPlace()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
@@ -108,6 +108,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         What vLLM's own calls hold stays: no request loads it, and the next step tries it again.
         """
         if self.blank.pop(adapter, None) is not None:
+            self.failures.pop(adapter, None)  # of a slot; whoever polls a load would take it for the load's
             entry = self.tiers.entries.get(adapter)
             if entry is not None and STOCK not in entry.holders:
                 self.remove_adapter(adapter)
@@ -160,10 +161,8 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         if adapter not in self.under_way:
             size = self._too_big.get(adapter) or self._packed_bytes(asked)
             self.tiers.reserve(adapter, size, spare=asked["spare"])
-        for gone in self.named.keys() - self.tiers.entries.keys() - {*self.under_way}:
-            del self.named[gone]
+        self.named = {one: name for one, name in self.named.items() if one in self.tiers.entries}
         load = self.under_way.begin(adapter, asked)
-        self.named[adapter] = request.lora_name, request.lora_path
 
         def tell(brought: Resident | None) -> None:
             self.notices.ended(adapter, load.number, None if brought is None else size_bytes(brought))

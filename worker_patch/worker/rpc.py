@@ -52,7 +52,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         manager.wait(adapter, ask["wait_s"])
     if adapter in manager.tiers.entries:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])
-        manager.named.setdefault(adapter, (ask["name"], ask["path"]))
+        manager.named[adapter] = ask["name"]
         manager.bring(adapter)
         return {"state": "ready", "reason": ""}
     if adapter in manager.failures and not manager.loading(adapter):
@@ -98,7 +98,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     manager.end_unmeant(ask["user"], set(ask["holds"]), ask["sequence"])
     resident = {
         str(adapter): {
-            "name": manager.named.get(adapter, ("", ""))[0],
+            "name": manager.named.get(adapter, ""),
             "level": "gpu" if tiers.on_device(adapter) else "cpu",
             "bytes": entry.size_bytes,
             "pinned": entry.pinned,

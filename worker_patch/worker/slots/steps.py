@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vllm.lora.request import LoRARequest
 
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 KEPT = 256
 RETRY_S = 1.0  # before a step tries again to make a blank adapter available
 RETRY_TIMES = 10  # or so many times what the failed try took: tries take a tenth of the steps' time at most
-Said = TypeVar("Said", str, int, float)
+RETRY_STEPS, RETRY_MOST_STEPS = 50, 1000  # of several ranks, which have the same steps and no common clock
+Said = TypeVar("Said")
 
 
 class Asks(Protocol):
@@ -31,21 +32,30 @@ class Asks(Protocol):
     def asks(self, request: Any) -> bool: ...
 
 
+class Blank(NamedTuple):
+    """When an adapter's tries began to fail, and when a step may try again, by ``Steps._now``."""
+
+    since: float
+    until: float
+
+
 class Steps:
     """The steps' side of a worker's adapter manager.
 
     Attributes:
         in_place: which requests with ``load_inplace`` are still to be read for.
         failures: adapter → why its last load failed, the latest ``KEPT``.
-        blank: adapters that run without their weights → when a step may try again, a monotonic time.
+        blank: the adapters that run without their weights.
         counters: seconds and bytes of loads, blank runs.
     """
 
     _adapter_manager: Any
+    _alone: bool  # the only rank of its engine
+    _begun = 0  # steps
     notices: Notices
     in_place: Asks
     failures: dict[int, str]
-    blank: dict[int, float]
+    blank: dict[int, Blank]
     counters: defaultdict[str, float]
 
     @property
@@ -59,6 +69,7 @@ class Steps:
 
     def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
         """Begin a step."""
+        self._begun += 1
         ids = {request.lora_int_id for request in requests if request}
         if mapping is not None:
             # vLLM compares requests by name: two adapters of one name would be one in ``requests``.
@@ -77,11 +88,15 @@ class Steps:
         active = self._adapter_manager._active_adapters
         if any(adapter not in active and not self._waits(adapter) for adapter in ids):
             return True
-        return any(self.in_place.asks(one) and not self._waits(one.lora_int_id) for one in requests if one)
+        return any(self.in_place.asks(one) for one in requests if one)
 
     def _waits(self, adapter: int) -> bool:
         """Whether an adapter runs blank, and no step may try again yet."""
-        return monotonic() < self.blank.get(adapter, 0.0)
+        return adapter in self.blank and self._now() < self.blank[adapter].until
+
+    def _now(self) -> float:
+        """Seconds; of several ranks the steps that began, so that all try again in the same one."""
+        return monotonic() if self._alone else self._begun
 
     def _activate(self, ids: set[int], requests: set[Any]) -> None:
         needed = {request.lora_int_id: request for request in requests if request}
@@ -107,7 +122,11 @@ class Steps:
         """Let the step go on without the adapter's weights: only the requests that name it are wrong."""
         logger.error("adapter %d is not available, and runs without its weights: %r", adapter, error)
         self._fail(adapter, repr(error))
-        self.blank = latest({**self.blank, adapter: monotonic() + max(RETRY_S, RETRY_TIMES * took_s)})
+        now = self._now()
+        since = self.blank[adapter].since if adapter in self.blank else now
+        seconds = max(RETRY_S, RETRY_TIMES * took_s)
+        steps = max(RETRY_STEPS, min(now - since, RETRY_MOST_STEPS))
+        self.blank = latest({**self.blank, adapter: Blank(since, now + (seconds if self._alone else steps))})
         self._count_blank(adapter)
         if adapter in self._adapter_manager._active_adapters:  # with the weights that it had before
             self._adapter_manager.deactivate_adapter(adapter)
