@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
 from lora_fs.sidecar.reconcile.watch.peers import SILENT_S, STARTS_S, Peers
@@ -104,3 +108,22 @@ def test_reports_that_cannot_be_read_leave_what_was_known(tmp_path: Path) -> Non
     registry.layout.replica("r1").write_bytes(b'{"half')
     peers.look()
     assert peers.living == {"r1": {"a"}}
+
+
+def test_reports_that_are_away_for_one_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is back when its marker is looked at lost no replica."""
+    registry = Registry(tmp_path, create=True)
+    peers = Peers(registry.layout, "r0", "tiny", ["default"], Clock())
+    write(registry, "r1", 1, "a")
+    real, away = os.listdir, [registry.layout.replicas]
+
+    def listed(folder: Path) -> list[str]:
+        if folder in away:
+            away.remove(folder)
+            raise FileNotFoundError(errno.ENOENT, "an empty mount point has no such folder", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    peers.look()
+    assert peers.living == {"r1": {"a"}}
+    assert not away

@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import ReplicaStatus
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.folders import listed
 
 MAX_REPLICAS = 1000
 
@@ -57,10 +58,6 @@ class Reports:
 
     def names(self, own: str) -> list[str]:
         """Return the replicas that report, but for ``own``. Raises as ``look``."""
-        names = atomic.list_names(self._layout.replicas)
-        if names is None:
-            if self._layout.marker.name not in (atomic.list_names(self._layout.root) or ()):
-                raise VolumeUnavailable(f"{self._layout.root} is no registry any more")
-            return []
+        names = listed(self._layout.replicas, root=self._layout.root) or ()
         replicas = (name.removesuffix(".json") for name in names if name.endswith(".json"))
         return sorted(one for one in replicas if one != own and not one.startswith("."))[:MAX_REPLICAS]

@@ -15,7 +15,6 @@ from lora_fs.sidecar.errors import CorruptRecord, RegistryLost, RegistryMissing,
 from lora_fs.sidecar.model import RESERVED_NAMESPACES, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.layout import (
     ACTIVE,
-    MARKER,
     Generation,
     Layout,
     Listing,
@@ -26,9 +25,8 @@ from lora_fs.sidecar.registry.format.layout import (
 )
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.store.marker import Marker, is_registry, missing, read_marker
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume import atomic, folders
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
-from lora_fs.sidecar.registry.volume.folders import check_marked
 
 Body = TypeVar("Body", Record, Pointer)
 Known = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
@@ -204,22 +202,11 @@ class Reader:
         return self.names(self.layout.scope(scope))
 
     def listed(self, folder: Path) -> list[str] | None:
-        """The names in a folder; None if it is not there, and the registry is: a lost volume has none either.
+        """The names in a folder; None if it is not there. Raises as ``folders.listed`` does."""
+        return folders.listed(folder, root=self.layout.root)
 
-        Raises:
-            VolumeUnavailable: the volume does not list it, or the registry is gone.
-        """
-        names = self._looked_up(folder)
-        if names is None or (folder == self.layout.root and MARKER not in names):
-            names = atomic.list_names(folder)  # the volume may have come back between list and marker
-        return names
-
-    def _looked_up(self, folder: Path) -> list[str] | None:
-        """Do ``listed`` with one look, where a compare-and-set follows that finds what the look missed."""
-        names = atomic.list_names(folder)
-        if names is None or (folder == self.layout.root and MARKER not in names):
-            check_marked(self.layout.root)
-        return names
+    def _listed_once(self, folder: Path) -> list[str]:
+        return folders.listed_once(folder, root=self.layout.root) or []
 
     def names(self, folder: Path) -> list[str]:
         """The names in a folder; none if it is not there. Raises as ``listed`` does."""
@@ -244,7 +231,7 @@ class Reader:
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
         """The revisions in which a name has records or a folder."""
         found = {}
-        for revision in self._looked_up(self.layout.scope(scope)) or ():
+        for revision in self._listed_once(self.layout.scope(scope)):
             if is_segment(revision):
                 names = self.names(self.layout.revision(scope, revision))
                 if own := _of_name(name, names):
@@ -264,7 +251,7 @@ class Reader:
         except NotRegular as error:
             raise CorruptRecord(str(error)) from error
         if data is None:
-            check_marked(self.layout.root)
+            folders.check_marked(self.layout.root)
             raise CorruptRecord(f"{path}: listed and not there")
         try:
             body = decode(series.kind, data)
@@ -299,7 +286,7 @@ class Reader:
     def generations(self, series: Series[Body]) -> list[Generation]:
         """The generations listed, the greatest first."""
         own = f"{series.name}.@"
-        names = self._looked_up(series.folder) or ()
+        names = self._listed_once(series.folder)
         parsed = (parse_generation(name) for name in names if name.startswith(own))
         return sorted((p[1] for p in parsed if p), reverse=True)
 

@@ -18,7 +18,7 @@ from lora_fs.sidecar.model import EventList, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.registry.volume.folders import check_marked
+from lora_fs.sidecar.registry.volume.folders import listed
 
 LIVE_S = 60  # a replica that wrote no status for so long is stale
 
@@ -56,10 +56,7 @@ def read_reports(layout: Layout) -> Reports:
     Raises:
         VolumeUnavailable: the volume does not list them, or the registry is gone.
     """
-    names = atomic.list_names(layout.replicas)
-    if names is None:
-        check_marked(layout.root)
-        names = atomic.list_names(layout.replicas)  # the volume may have come back between both
+    names = listed(layout.replicas, root=layout.root)
     found, unreadable = _decoded(ReplicaStatus, layout.replicas, names)
     return Reports(found, unreadable, tuple(one for one in unreadable if _is_young(layout.replica(one))))
 

@@ -52,6 +52,26 @@ def check_marked(root: Path) -> None:
     _see_marker(root, root / MARKER)
 
 
+def listed(folder: Path, *, root: Path) -> list[str] | None:
+    """List a registry's folder; None if it is not there, and the registry is: a lost volume has none either.
+
+    Raises:
+        VolumeUnavailable: the volume does not list it, or the registry is gone.
+    """
+    names = listed_once(folder, root=root)
+    if names is None or (folder == root and MARKER not in names):
+        names = atomic.list_names(folder)  # the volume may have come back between list and marker
+    return names
+
+
+def listed_once(folder: Path, *, root: Path) -> list[str] | None:
+    """Do ``listed`` with one look, where a compare-and-set follows that finds what the look missed."""
+    names = atomic.list_names(folder)
+    if names is None or (folder == root and MARKER not in names):
+        check_marked(root)
+    return names
+
+
 def _see_marker(root: Path, name: str | Path, start: int | None = None) -> None:
     with atomic.explained(f"cannot look at {root / MARKER}"):
         try:
