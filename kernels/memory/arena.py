@@ -179,9 +179,11 @@ class Arena:
         """Move the adapters together, on the device, between two steps."""
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
+        # Before anything moves: there may be no memory for it.
+        bounce = torch.empty_like(self._storage[: BOUNCE_BYTES // self._storage.itemsize])
         moves = self._extents.compact()
         for move in moves:
-            self._move(move)
+            self._move(move, bounce)
             placed = self._placed[move.owner]
             self._placed[move.owner] = self._place(move.owner, placed.slab, placed.arrived)
         moved = {move.owner for move in moves}
@@ -194,14 +196,14 @@ class Arena:
         if self._freed is not None:
             self._freed.record(torch.cuda.current_stream(self.device))
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: Move, bounce: torch.Tensor) -> None:
         step = move.source - move.target
-        piece = move.length if step >= move.length else BOUNCE_BYTES // self._storage.itemsize
+        piece = move.length if step >= move.length else len(bounce)
         for done in range(0, move.length, piece):
             count = min(piece, move.length - done)
             source = self._storage.narrow(0, move.source + done, count)
             # A piece that overlaps its target goes through a buffer; one stream keeps the order.
-            pending = source if step >= count else source.clone()
+            pending = source if step >= count else bounce[:count].copy_(source)
             self._storage.narrow(0, move.target + done, count).copy_(pending)
 
     def _place(self, owner: int, slab: Slab, arrived: torch.cuda.Event | None) -> _Placed:

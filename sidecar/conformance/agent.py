@@ -98,7 +98,8 @@ class Agent:
 
 
 def _serve(told: Connection, inherited: Sequence[Connection]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's, who tidies up
+    os.setpgid(0, 0)  # the signals of a terminal and of ``timeout`` are the owner's, who tidies up
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for connection in inherited:
         connection.close()
     while True:

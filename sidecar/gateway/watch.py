@@ -43,6 +43,7 @@ class Seen:
 
     Attributes:
         name: the replica's id, as it said; None until it answered.
+        model: the folder of its base model's scopes, as it said last; empty until it answered.
         base_names: of the base model, as it said last.
         version: of lora-fs there. engine_version: of its engine. None: it did not say.
         loaded: copies in its engine; capacity: those it may hold; None: unbounded, or it did not say.
@@ -59,6 +60,7 @@ class Seen:
     digests: dict[str, str] = field(default_factory=dict)
     loaded: int = 0
     capacity: int | None = None
+    model: str = ""
     base_names: frozenset[str] = frozenset()
     version: str | None = None
     engine_version: str | None = None
@@ -259,20 +261,20 @@ class Watch:
     def _is_of_this_fleet(self, seen: Seen, told: Mapping[str, Any]) -> bool:
         """Return whether a replica serves the fleet's model, which is its own if no other one is known."""
         model = _text(told["model"]["name"])
-        others = (one for one in self.seen.values() if one is not seen and one.answered_at is not None)
-        if not self._is_given and all(one.is_other for one in others):
+        others = (one for one in self.seen.values() if one is not seen)
+        if not self._is_given and all(one.model != self._model for one in others):
             self._model = model
         return model == self._model
 
     def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
-        name, model = _text(told["replica"]), _text(told["model"]["name"])
+        name, seen.model = _text(told["replica"]), _text(told["model"]["name"])
         seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
         seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
         queue = told.get("queue")
         seen.queue = None if queue is None else (int(queue["running"]), int(queue["waiting"]))
         seen.is_other = not self._is_of_this_fleet(seen, told)
         if seen.is_other:
-            self._out(seen, f"it serves {model}, and this gateway {self._model}")
+            self._out(seen, f"it serves {seen.model}, and this gateway {self._model}")
             return
         holder = self.seen.get(self._holders.get(name, ""), seen)
         if holder is not seen and holder.name == name and not holder.why:

@@ -146,7 +146,8 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
     for segment in (place, *segments[:-1], *filter(None, segments[-1:])):
         plain = unquote(segment)
         parts = {*plain.split("/"), *unquote(plain).split("/")}
-        if parts & {".", ".."} or ("" in parts and not redirect):
+        bare = {part.partition(";")[0] for part in parts}  # Java's servers drop what is behind a ;
+        if bare & {".", ".."} or ("" in parts and not redirect):
             raise InputError(f"{told}: its path has an empty part, . or ..: write it out")
         if _CONTROL.search(plain) or (scheme in HOSTS and " " in segment):
             raise InputError(f"{told}: its path has a blank, a backslash or a control character in it")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from lora_fs.sidecar.conformance import Effort, Verdict
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.marker import read_marker
-from tests.cli.conftest import LoraFs
+from tests.cli.conftest import LORA_FS, LoraFs
 from tests.registry.faults import copy_instead
 
 BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.05, wait_s=0.5, rounds=1)
@@ -104,3 +107,26 @@ def test_a_registry_that_takes_no_write(lora_fs: LoraFs, folder: Callable[[int],
     assert ran.code == 1
     assert "cannot write" in ran.out
     assert "writer of format 2" in ran.out
+
+
+def test_a_signal_to_all_processes(tmp_path: Path) -> None:
+    """``timeout`` signals the command, then its whole group: the command tidies up, and says one line."""
+    with subprocess.Popen(
+        [LORA_FS, "doctor", "--root", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            while running.poll() is None and not any(tmp_path.iterdir()):
+                time.sleep(0.01)
+            running.terminate()
+            while running.poll() is None:
+                os.killpg(running.pid, signal.SIGTERM)
+                time.sleep(0.01)
+            _, stderr = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, stderr.strip()) == (130, "lora-fs: interrupted")
+    assert list(tmp_path.iterdir()) == []

@@ -115,8 +115,13 @@ def test_a_copy_with_two_names_takes_one_place() -> None:
     assert set(peer.resident) == set(names[1:])
 
 
-def test_a_token_that_is_replaced_takes_no_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway shows the new one. A replica that does not know it, yet or any more, serves on."""
+def test_a_token_that_is_replaced_takes_no_replica_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gateway shows the new one. A replica that does not know it, yet or any more, serves on.
+
+    One line says so.
+    """
     monkeypatch.setattr(watching, "POLL_S", 0.01)
     monkeypatch.setattr(watching, "FIND_S", 0.01)
 
@@ -150,6 +155,7 @@ def test_a_token_that_is_replaced_takes_no_replica_out(monkeypatch: pytest.Monke
             assert not any(one.refuses_token for one in watch.seen.values())
 
     asyncio.run(scenario())
+    assert len([line for line in caplog.messages if "does not know the gateway's token" in line]) == 1
 
 
 @pytest.mark.parametrize("was_out", ["a request did not reach it", "it is not ready"])
@@ -223,6 +229,21 @@ def test_a_fleet_that_changes_its_model_is_followed(given: str | None) -> None:
     for seen in (two, one):
         said(seen, "other")
     assert len(router.peers) == (0 if given else 2)
+
+
+def test_a_second_address_keeps_the_model_of_its_fleet() -> None:
+    """A replica of another model joins none while a listed address serves the gateway's."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={})
+    first, second, other = (Seen(f"http://10.0.0.{number}:1") for number in range(3))
+    watch.seen |= {seen.url: seen for seen in (first, second, other)}
+    foreign = {**TRUE, "replica": "r1", "model": {"name": "other"}}
+    for seen, told in ((first, TRUE), (second, TRUE), (other, foreign)):
+        watch._learn(seen, told, 0.0)
+    watch._out(watch.seen.pop(first.url), "it left", emptied=True)
+    for seen, told in ((other, foreign), (second, TRUE), (other, foreign)):
+        watch._learn(seen, told, 0.0)
+    assert {peer.name: watch.url_of(peer.name) for peer in router.peers} == {"r0": second.url}
 
 
 WRONG = {

@@ -241,6 +241,28 @@ def test_a_fragmented_arena_makes_room_by_itself() -> None:
     assert_same(arena.layer("qkv").packed[1], packed_at(SHAPES["qkv"], slab.places["qkv"], slab.data))
 
 
+def test_a_compaction_without_memory_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter that moves onto itself takes device memory: where there is none, all stay where they are."""
+    given = {"qkv": weights(SHAPES["qkv"], [16, 16, 16], 1)}
+    small = pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [1, 1, 1], 2)}, torch.float32)
+    large = pack_slab(SHAPES, given, torch.float32)
+    arena = new_arena(small.data.nbytes + 2 * large.data.nbytes)
+    arena.load(0, small)
+    arena.load(1, large)
+    arena.free(0)
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", refuse)
+        patch.setattr(torch, "empty_like", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            arena.compact()
+    arena.load(2, pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [16, 16, 16], 3)}, torch.float32))
+    assert_same(arena.layer("qkv").packed[1], packed_of(given, "qkv"))
+
+
 def test_what_does_not_fit_is_told_in_numbers() -> None:
     """The error says how much was wanted and how much is free, and nothing has changed."""
     slab = pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [16, 16, 16], 1)}, torch.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.worker_patch.api.shared_series import SharedSeries
@@ -29,15 +29,18 @@ class Server:
         self.ready = Gauge("ready", "", registry=self.own)
         self.seen = Counter("host_loads", "", registry=self.workers)
 
-    async def texts(self) -> tuple[bytes, bytes]:
-        return generate_latest(self.own), generate_latest(self.workers)
+    def series(self) -> tuple[list[Metric], list[Metric]]:
+        return list(self.own.collect()), list(self.workers.collect())
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[tuple[Server, SharedSeries], tuple[Server, SharedSeries]]:
     """Two servers of one vLLM."""
     one, other = Server(), Server()
-    return (one, SharedSeries(tmp_path, 0, 2, one.texts)), (other, SharedSeries(tmp_path, 1, 2, other.texts))
+    return (one, SharedSeries(tmp_path, 0, 2, one.series)), (
+        other,
+        SharedSeries(tmp_path, 1, 2, other.series),
+    )
 
 
 async def scraped(shared: SharedSeries) -> dict[str, float]:
@@ -120,4 +123,4 @@ async def test_a_folder_that_takes_no_file(tmp_path: Path) -> None:
     """The server that is asked tells its own."""
     one = Server()
     one.requests.labels("a").inc()
-    assert (await scraped(SharedSeries(tmp_path / "gone", 0, 2, one.texts)))["requests_total/a"] == 1
+    assert (await scraped(SharedSeries(tmp_path / "gone", 0, 2, one.series)))["requests_total/a"] == 1

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.errors import Conflict, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.drops import adopt, seen, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
@@ -618,6 +618,22 @@ def test_a_pointer_that_failed_is_written_later(site: Site, moved: bool) -> None
     assert not site.adopter.waiting()
 
 
+def test_an_earlier_revision_whose_pointer_failed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name serves the later one, also once the volume takes pointers again."""
+
+    def full() -> None:
+        raise VolumeUnavailable("no space left on device")
+
+    write_adapter(site.at("v2", "dropped"), seed=1)
+    site.settle()
+    write_adapter(site.folder)
+    before_append(monkeypatch, full, to="Pointer")
+    assert site.settle() == {"dropped": "v2"}
+    assert site.generation("v1") == 1
+    assert site.step(adopt.RETRY_S) == {"dropped": "v2"}
+    assert site.adopter.refusals() == {}
+
+
 def test_the_refused_starve_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many refused folders, whose looks take longer than a step, do not keep a good one from adoption."""
     for number in range(30):
@@ -762,12 +778,19 @@ def test_a_record_that_no_listing_had(site: Site, make_adapter: MakeAdapter) -> 
 
 
 def test_half_a_record_without_links(tmp_path: Path, scope: Scope) -> None:
-    """There a killed adopter leaves one: the next completes it, unless the name serves something."""
+    """There a killed adopter leaves one, or half a pointer: the next completes it.
+
+    Beside a record it does not, if the name serves something.
+    """
     with pytest.MonkeyPatch.context() as patch:
         without_links(patch)
         site = Site(Registry(tmp_path / "lww", create=True), scope)
     write_adapter(site.folder)
     (site.folder.parent / f"dropped.@00000001.{'a' * 32}.json").write_bytes(b'{"half')
+    assert site.settle() == {"dropped": "v1"}
+    for pointer in site.registry.layout.active(scope).glob("dropped.@*"):
+        pointer.write_bytes(b'{"half')
+    site = Site(site.registry, scope)
     assert site.settle() == {"dropped": "v1"}
     write_adapter(site.at("v2", "dropped"), seed=1)
     (site.at("v2", "dropped").parent / f"dropped.@00000001.{'a' * 32}.json").write_bytes(b'{"half')

@@ -17,9 +17,10 @@ import pytest
 from lora_fs.sidecar.errors import Conflict, NotFound, OverQuota
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.format.layout import parse_generation
-from lora_fs.sidecar.registry.lifecycle import ingest, release, retention
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release, retention
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume.leases import Turn
 from tests.registry.conftest import MakeAdapter, Site
 from tests.registry.test_operations import before_append, put, served
@@ -116,6 +117,26 @@ def test_over_the_quota_beside_another(
     assert list(release.present_revisions(registry, scope, "second")) == ["v1"]
 
 
+def test_a_place_that_a_kept_listing_does_not_show(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that keeps listings (sshfs) takes the next revision where another writer took this one."""
+    real_list, real_place, kept = os.listdir, artifacts.place, dict[Path, list[str]]()
+
+    def overtaken(draft: Path, target: Path) -> bool:
+        monkeypatch.setattr(artifacts, "place", real_place)
+        before = real_list(target.parent)
+        put(registry, scope, make_adapter("theirs", 1))
+        kept[target.parent] = before
+        return real_place(draft, target)
+
+    monkeypatch.setattr(artifacts, "place", overtaken)
+    monkeypatch.setattr(os, "listdir", lambda one: kept.pop(one) if one in kept else real_list(one))
+    put(registry, scope, make_adapter())
+    assert served(registry, scope) == {"a1": "v2"}
+    assert not kept
+
+
 @pytest.fixture
 def two(site: Site) -> Site:
     """A name that serves v2 and has v1."""
@@ -129,21 +150,29 @@ def withdraw(site: Site) -> list[Any]:
 
 def test_a_withdrawal_beside_a_promotion(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A revision that goes after the promotion found it leaves the name what it served."""
+    view = RegistryView(two.registry, (two.scope,))
+    view.refresh()
     before_append(monkeypatch, lambda: withdraw(two), to="Pointer")
     with pytest.raises(NotFound, match="no revision 'v1'"):
         release.promote(two.registry, two.scope, "a", "v1", writer="ci")
     assert two.state() == ("v2", {"v2"})
+    view.refresh()
+    newest = release.active(two.registry, two.scope, "a")
+    assert view.desired.pointers[two.scope, "a"] == newest, "a reader that saw the pointer sees the next one"
 
 
-def test_a_promotion_beside_a_withdrawal(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name promoted to a revision that goes, just before it goes, serves what it served before."""
+@pytest.mark.parametrize("both", [False, True], ids=["one goes", "both go"])
+def test_a_promotion_beside_a_withdrawal(two: Site, monkeypatch: pytest.MonkeyPatch, both: bool) -> None:
+    """A name promoted to a revision that goes, just before it goes, serves what it served before, if any."""
 
-    def promote() -> object:
-        return release.promote(two.registry, two.scope, "a", "v1", writer="ci")
+    def promote() -> None:
+        release.promote(two.registry, two.scope, "a", "v1", writer="ci")
+        if both:
+            release.unregister(two.registry, two.scope, "a", revision="v2", writer="third")
 
     before_append(monkeypatch, promote, to="Record")
     withdraw(two)
-    assert two.state() == ("v2", {"v2"})
+    assert two.state() == ((None, set()) if both else ("v2", {"v2"}))
 
 
 def test_a_withdrawal_beside_a_damaged_record(two: Site) -> None:

@@ -74,6 +74,15 @@ def test_what_comes_along_is_the_adapters_own(
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", CONFIG, WEIGHTS]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_signature_elsewhere_takes_no_place(order: int, adapter: Path, tmp_path: Path) -> None:
+    """The adapter's own is kept, wherever the archive has others of the name."""
+    own = [(named(f"sql/{path.name}"), path.read_bytes()) for path in sorted(adapter.iterdir())]
+    signatures = [(named("sql/model.sig"), b"own"), (named("sql/runs/model.sig"), b"another")]
+    unpack(tmp_path, pack(*signatures[::order], *own))
+    assert (tmp_path / "out" / "model.sig").read_bytes() == b"own"
+
+
 def test_a_readme_elsewhere_is_left_out(adapter: Path, tmp_path: Path) -> None:
     """Of an adapter that has none, as is a link in the place of what only comes along."""
     own = [(named(f"sql/{path.name}"), path.read_bytes()) for path in sorted(adapter.iterdir())]

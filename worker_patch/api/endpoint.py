@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from starlette.datastructures import State
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -242,12 +242,13 @@ class Endpoint:
             theirs = await anyio.to_thread.run_sync(lambda: public(generate_latest(by_vllm), self._static))
             if self._shared is not None:
                 return Response(theirs + await self._shared.exposed(), media_type=CONTENT_TYPE_LATEST)
-            return Response(theirs + b"".join(await self._own_series()), media_type=CONTENT_TYPE_LATEST)
+            own = await observe.exposed(self._series) + await observe.exposed(self._workers)
+            return Response(theirs + own, media_type=CONTENT_TYPE_LATEST)
 
         return router
 
-    async def _own_series(self) -> tuple[bytes, bytes]:
-        return await observe.exposed(self._series), await observe.exposed(self._workers)
+    def _own_series(self) -> tuple[list[Metric], list[Metric]]:
+        return list(self._series.collect()), list(self._workers.collect())
 
     def _complete(self, client: EngineClient, serving: OpenAIServingModels) -> Settings:
         """Add what the engine knows of itself to what the environment said."""

@@ -80,8 +80,11 @@ class Gate:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is None:
-                own = behind.engine.of_vllm(asks.model)
-                await self._pass_by(behind.engine, own, scope, incoming, Unaborted(send))
+                engine, own = behind.engine, behind.engine.of_vllm(asks.model)
+                if own is None:
+                    await self._ask(engine, scope, incoming, Unaborted(send))
+                else:  # an adapter that vLLM was started with: a step tries again if it ran blank
+                    await self._answer(engine, own, Answer(None, Unaborted(send)), scope, incoming)
             else:
                 count = partial(behind.replica.answered, chosen)
                 send = counted(send, count)
@@ -112,18 +115,6 @@ class Gate:
                 await self._ask(engine, scope, incoming, answer.send)
         except EngineUnavailable as error:
             await answer.broken(error)
-
-    async def _pass_by(
-        self, engine: InProcess, own: LoRARequest | None, scope: Scope, incoming: Incoming, send: Send
-    ) -> None:
-        """Pass a request for the base model, or for ``own``: an adapter that vLLM was started with."""
-        if own is None:
-            await self._ask(engine, scope, incoming, send)
-            return
-        with engine.using(own):
-            async with incoming.while_it_waits(), self._ending.waiting():
-                await engine.hold(own)  # if it ran blank, the next step tries again
-            await self._answer(engine, own, Answer(None, send), scope, incoming)
 
     async def _pass(
         self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send

@@ -2,23 +2,23 @@
 
 vLLM has several API servers on one port. Each leaves its series in vLLM's folder for them, and whoever
 answers a scrape adds the others' counts to its own. A count never falls, as it would if scrapes met now one
-server's, now another's: an answer writes before it reads, so that no later answer knows less. Gauges are
-those of the server that answers: all of them follow the same registry and the same workers.
+server's, now another's: an answer writes before it reads, so that no later answer knows less. Only what a
+server no longer tells, as a revision beyond its bound, makes a count fall. Gauges are those of the server
+that answers: all of them follow the same registry and the same workers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from prometheus_client import Metric, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from lora_fs.sidecar.server.routes.observe import Collected
@@ -30,7 +30,7 @@ FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # vLLM makes it, and removes it at i
 WRITE_S: Final = 5.0  # what other servers know of this one is at most so old
 COUNTS: Final = frozenset(("counter", "histogram", "summary"))
 
-Texts = tuple[bytes, bytes]
+Series = tuple[list[Metric], list[Metric]]
 """A server's own series, and those of the engine's workers as it last saw them."""
 
 
@@ -39,7 +39,7 @@ def server_number(client: EngineClient) -> int:
     return getattr(getattr(client, "engine_core", None), "client_index", 0)
 
 
-def shared_among(client: EngineClient, own: Callable[[], Awaitable[Texts]]) -> SharedSeries | None:
+def shared_among(client: EngineClient, own: Callable[[], Series]) -> SharedSeries | None:
     """What this server shares with others; None if there are none."""
     count, folder = client.vllm_config.parallel_config._api_process_count, os.environ.get(FOLDER)
     if count < 2 or folder is None:
@@ -48,9 +48,9 @@ def shared_among(client: EngineClient, own: Callable[[], Awaitable[Texts]]) -> S
 
 
 class SharedSeries:
-    """The series of ``count`` servers, of which this one is ``number``. ``own`` collects its texts."""
+    """The series of ``count`` servers, of which this one is ``number``. ``own`` collects its own."""
 
-    def __init__(self, folder: Path, number: int, count: int, own: Callable[[], Awaitable[Texts]]) -> None:
+    def __init__(self, folder: Path, number: int, count: int, own: Callable[[], Series]) -> None:
         self._files = [folder / f"lora_fs_{one}.json" for one in range(count)]
         self._file, self._own = self._files[number], own
         self._writing = anyio.Lock()  # else what was collected earlier could replace what came later
@@ -72,29 +72,32 @@ class SharedSeries:
             await self._written()
             await anyio.sleep(WRITE_S)
 
-    async def _written(self) -> Texts:
+    async def _written(self) -> Series:
         async with self._writing:
-            own = await self._own()
+            own = self._own()
             with suppress(OSError):  # the folder is full: a scrape of this server tells all the same
                 await anyio.to_thread.run_sync(self._write, own)
             return own
 
-    def _write(self, own: Texts) -> None:
+    def _write(self, own: Series) -> None:
         temporary = self._file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps([text.decode() for text in own]))
+        temporary.write_text(json.dumps([[_packed(one) for one in families] for families in own]))
         temporary.replace(self._file)
 
-    def _with_others(self, own: Texts) -> bytes:
+    def _with_others(self, own: Series) -> bytes:
         others = (file for file in self._files if file != self._file and file.exists())
-        texts = [[text.decode() for text in own], *(json.loads(file.read_text()) for file in others)]
-        served, worked = zip(*texts, strict=True)
+        read = [
+            [[_unpacked(*one) for one in families] for families in json.loads(file.read_text())]
+            for file in others
+        ]
+        served, worked = zip(own, *read, strict=True)
         # All servers see the same workers; the largest count is what one of them saw last.
         return generate_latest(Collected([*combined(served, add), *combined(worked, max)]))
 
 
-def combined(texts: Iterable[str], of: Callable[[float, float], float]) -> list[Metric]:
-    """Return the families of the first text; what they count is combined with what the others' count."""
-    first, *others = ({one.name: one for one in text_string_to_metric_families(text)} for text in texts)
+def combined(series: Iterable[list[Metric]], of: Callable[[float, float], float]) -> list[Metric]:
+    """Return the first server's families; what they count is combined with what the others' count."""
+    first, *others = ({one.name: one for one in families} for families in series)
     for families in others:
         for name, other in families.items():
             if other.type not in COUNTS:
@@ -107,6 +110,17 @@ def combined(texts: Iterable[str], of: Callable[[float, float], float]) -> list[
                 known[_series(sample)] = sample._replace(value=value)
             mine.samples = [*known.values()]
     return [*first.values()]
+
+
+def _packed(family: Metric) -> tuple[object, ...]:
+    samples = [(sample.name, sample.labels, sample.value) for sample in family.samples]
+    return family.name, family.documentation, family.type, samples
+
+
+def _unpacked(name: str, documentation: str, kind: str, samples: Iterable[Iterable[Any]]) -> Metric:
+    family = Metric(name, documentation, kind)
+    family.samples = [Sample(*sample) for sample in samples]
+    return family
 
 
 def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:

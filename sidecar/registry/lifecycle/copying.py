@@ -259,7 +259,8 @@ class Copy:
         make_folder(self.target.parent, root=self.registry.layout.root)
         if artifacts.place(draft, self.target):
             return
-        if self.target.name not in self.registry.names(self.target.parent):
+        names = self.registry.names(self.target.parent)
+        if self.target.name not in names and self.target.name.lower() in map(str.lower, names):
             raise Conflict(
                 f"{self.target} is there in other letters, upper or lower: this volume takes both for one "
                 "name; use another name"

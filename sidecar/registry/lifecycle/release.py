@@ -203,11 +203,9 @@ def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, wri
 
 def _check_still_there(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> None:
     """Raise NotFound if somebody withdrew a revision before its name got it."""
-    try:
-        chosen_of(registry, scope, name, revision)
-    except NotFound:
-        if _let_go(registry, scope, name, (revision,), writer=writer):
-            raise
+    if _let_go(registry, scope, name, (revision,), writer=writer):
+        registry.announce()
+        raise NotFound(f"{name} has no revision {revision!r} in {scope}: somebody withdrew it meanwhile")
 
 
 def _let_go(registry: Registry, scope: Scope, name: str, gone: Collection[str], *, writer: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,25 +81,28 @@ def unpack_within(file: Path, folder: Path, budget: Budget) -> None:
     try:
         with packed.tar(file, budget.take) as archive:
             inside: str | None = None
-            carried: dict[str, str] = {}  # the folder of each
+            held: dict[str, Path] = {}  # of each folder what comes along, until the adapter is seen
             for name, member in _adapter(archive, budget):
                 parent = posixpath.normpath(posixpath.dirname(member.name))
-                elsewhere = inside not in (None, parent)
-                if name in CARRIED:
-                    if elsewhere:
-                        continue
-                    carried[name] = parent
-                elif elsewhere:
-                    raise InputError(f"{uri} holds more than one adapter: pack one folder")
-                else:
+                target = folder
+                if name not in CARRIED:
+                    if inside not in (None, parent):
+                        raise InputError(f"{uri} holds more than one adapter: pack one folder")
                     inside = parent
+                elif inside is None:
+                    target = held.setdefault(parent, folder / str(len(held)))
+                    target.mkdir(exist_ok=True)
+                elif inside != parent:
+                    continue
                 reader = archive.extractfile(member)
                 assert reader is not None
-                _write(reader, folder / name)
+                _write(reader, target / name)
             packed.finish(archive)
-        for name, parent in carried.items():
-            if inside not in (None, parent):
-                (folder / name).unlink()
+        for parent, place in held.items():
+            for path in place.iterdir() if inside in (None, parent) else ():
+                if not (folder / path.name).exists():  # of two of one name the later one counts
+                    path.replace(folder / path.name)
+            shutil.rmtree(place)
     except packed.OtherPacking as error:
         raise InputError(f"{uri}: {error}") from error
     except packed.NotTar as error:
