@@ -230,7 +230,7 @@ def test_a_volume_that_is_gone_while_waiting(
     monkeypatch.setattr(reports, "read_reports", read_and_unmount)
     ran = lora_fs("promote", "a", "v1", "--wait", "0.1")
     assert ran.code == 6
-    assert "is the volume still mounted?" in ran.err
+    assert "is its volume still mounted?" in ran.err
 
 
 def test_watching_outlasts_a_volume_that_does_not_answer(

@@ -338,7 +338,7 @@ async def test_answers_are_counted_by_what_was_chosen(site: Site) -> None:
 
 @pytest.mark.parametrize(("model", "held"), [("sql", 1), ("static", 0)])
 async def test_an_answer_without_its_adapters_weights(site: Site, model: str, held: int) -> None:
-    """It ends, also that of an adapter that vLLM was started with. A request has only the first tried again."""
+    """It ends, also that of an adapter that vLLM was started with, whose weights a step brings back."""
     site.engine.lost, site.gate._app = "no memory", lambda *_: asyncio.sleep(0)
     answer = await site.http.post("/v1/completions", json={"model": model})
     assert answer.status_code == 503
