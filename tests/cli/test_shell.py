@@ -323,7 +323,7 @@ def test_a_containers_first_process_ends(root: Path, lora_fs: LoraFs, folder: Ca
     """The kernel keeps signals from it that it does not handle."""
     lora_fs("register", "a", folder(1))
     first = subprocess.Popen(
-        ["unshare", "--user", "--map-root-user", "--pid", "--fork", LORA_FS, "status", "--watch"],
+        ["unshare", "--user", "--map-root-user", "--pid", "--kill-child", LORA_FS, "status", "--watch"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
