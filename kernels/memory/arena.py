@@ -28,7 +28,7 @@ BOUNCE_BYTES = 16 << 20
 class _Placed:
     """The data to show an adapter, made when its copy began.
 
-    ``slab``, which is in host memory, stays while a copy of it may run; ``arrived``: of that copy.
+    ``slab``: in host memory, kept while the adapter is here. ``arrived``: the event after its copy.
     """
 
     slab: Slab

@@ -55,7 +55,7 @@ class Journal:
     def close(self, *, done: bool) -> None:
         """End it; ``done``: nobody goes on with it."""
         if self._out is not None:
-            with suppress(OSError):  # a full disk, which ``add`` told
+            with suppress(OSError):  # a full disk, which ``add`` reported
                 self._out.close()
         if done:
             with suppress(OSError):

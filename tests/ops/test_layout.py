@@ -73,7 +73,7 @@ def test_backends_by_name() -> None:
 def test_a_numba_that_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``auto`` does without it, as where its release wants an older NumPy; who names it is told."""
+    """``auto`` does without it, as where its release wants an older NumPy. A backend named raises."""
 
     def refuse(name: str) -> object:
         if name == "lora_fs.kernels.cpu.compiled":

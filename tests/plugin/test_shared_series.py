@@ -70,7 +70,7 @@ async def test_alone_so_far(pair: Pair) -> None:
 
 
 async def test_counts_are_of_all(pair: Pair) -> None:
-    """Counts are summed, by label too. Of the workers' the largest is told. A gauge is the server's."""
+    """Counts are summed, by label too. The workers' largest count stands, and the server's own gauges."""
     (one, first), (other, second) = pair
     one.requests.labels("a").inc(3)
     other.requests.labels("a").inc(4)

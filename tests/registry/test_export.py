@@ -304,7 +304,7 @@ def test_a_restored_registry_is_the_one_that_was(
 def test_a_registry_that_somebody_makes_meanwhile(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sidecar that makes the empty folder its registry, while a restore copies, is told to the caller."""
+    """A restore raises Conflict if a sidecar makes the empty folder its registry meanwhile."""
     file, lay = exported(filled, tmp_path / "e.tar"), restore._lay
 
     def late(*arguments: Any) -> None:

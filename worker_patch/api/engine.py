@@ -228,7 +228,7 @@ class InProcess:
         return of_client is not None and not of_client.alive
 
     def of_vllm(self, name: str | None) -> LoRARequest | None:
-        """Return the request of an adapter that vLLM was started with, if that is one's name."""
+        """Return the request of the adapter that vLLM was started with under a name; None: there is none."""
         return self._models.lora_requests.static.get(name)
 
     @contextmanager
