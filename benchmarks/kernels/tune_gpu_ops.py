@@ -29,7 +29,7 @@ from gpu_timing import captured, elapsed_ms
 from grid import MODELS, TARGETS, Case, slots_of
 from peers import Configs
 
-from lora_fs.kernels.gpu import launch
+from lora_fs.kernels.gpu import launch, shared_bytes
 from lora_fs.kernels.gpu.configs import configs_for
 from lora_fs.kernels.gpu.plan import tile_rows
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
@@ -55,11 +55,11 @@ WAVES = (1, 2, 3, 4, 6, 8, 12)
 ROWS = (16, 32, 64, 128)
 
 
-def shipped(case: Case, shape: Shape, processors: int) -> Configs:
-    """What a step of this case launches."""
+def shipped(case: Case, shape: Shape, processors: int, shared: int) -> Configs:
+    """What a step of this case launches, on a GPU of so many processors and bytes of shared memory."""
     plan = plan_rows(slots_of(case))
     capacity = case.max_rank * len(shape.outputs)
-    return configs_for(shape, tile_rows(plan, case.tokens), capacity, torch.bfloat16, processors)
+    return configs_for(shape, tile_rows(plan, case.tokens), capacity, torch.bfloat16, processors, shared)
 
 
 def candidates(base: Configs, processors: int, *, tiles: bool) -> Iterator[tuple[str, Change]]:
@@ -90,9 +90,9 @@ def changed(base: Configs, change: Change) -> Configs:
     return replace(base[0], **change[0]), replace(base[1], **change[1])
 
 
-def first_round(case: Case, shape: Shape, processors: int) -> dict[str, Configs]:
+def first_round(case: Case, shape: Shape, processors: int, shared: int) -> dict[str, Configs]:
     """What is shipped; that launched early; and each size of that changed alone."""
-    plain = shipped(case, shape, processors)
+    plain = shipped(case, shape, processors, shared)
     plain = changed(plain, ({"early": False}, {"early": False}))
     base = changed(plain, ({"early": True}, {"early": True}))
     found = {"plain": plain, "expand early": changed(plain, ({}, {"early": True})), "base": base}
@@ -211,10 +211,11 @@ def main() -> None:
     options = arguments(__doc__ or "", only="", rounds=5, processes=14, seconds=0, json="tune.json")
     began = time.monotonic()
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    modules = [
-        Module(case, name, MODELS[case.model][name], first_round(case, MODELS[case.model][name], processors))
-        for case, name in chosen(options.only)
-    ]
+    shared = shared_bytes(torch.device("cuda"))
+    modules = []
+    for case, name in chosen(options.only):
+        shape = MODELS[case.model][name]
+        modules.append(Module(case, name, shape, first_round(case, shape, processors, shared)))
     results: dict[str, Any] = {"origin": origin("torch", "triton"), "modules": []}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for number in (1, 2):

@@ -64,7 +64,7 @@ def _configs(layer: Layer, tables: Tables, plan: DevicePlan) -> tuple[Shrink, Ex
     weights = tables.weights
     device = weights.device
     sizes = (layer.shape, plan.tile_rows, tables.capacity, weights.dtype)
-    return configs_for(*sizes, _processors(device), _launches_early(device), _shared_bytes(device))
+    return configs_for(*sizes, _processors(device), shared_bytes(device), _launches_early(device))
 
 
 @cache
@@ -84,7 +84,7 @@ def _launches_early(device: torch.device) -> bool:
 
 
 @cache
-def _shared_bytes(device: torch.device) -> int:
+def shared_bytes(device: torch.device) -> int:
     """The most shared memory that a program may have on a GPU."""
     if device.type != "cuda":
         return SHARED_BYTES

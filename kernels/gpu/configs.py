@@ -75,8 +75,8 @@ def configs_for(
     capacity: int,
     dtype: torch.dtype,
     processors: int,
+    shared_bytes: int,
     early: bool = False,
-    shared_bytes: int = SHARED_BYTES,
 ) -> tuple[Shrink, Expand]:
     """Choose the two launches of a layer; every step of every layer asks.
 
@@ -84,8 +84,8 @@ def configs_for(
         rows: of the plan's tiles.
         capacity: the largest R that a slot may have, over all slices.
         processors: of the device.
-        early: whether it can launch a kernel before the one before it has ended.
         shared_bytes: the most that a program may have there.
+        early: whether it can launch a kernel before the one before it has ended.
     """
     slices = shape.outputs
     expand = expand_config(rows, -(-capacity // len(slices)), slices, dtype, processors)

@@ -17,10 +17,10 @@ from lora_fs.kernels.memory.extents import Extents, Move
 from lora_fs.kernels.memory.leaving import Leaving
 from lora_fs.kernels.weights.layout import Packed, Shape
 from lora_fs.kernels.weights.rows import RowLayout
-from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Slab, packed_at
+from lora_fs.kernels.weights.slabs import Slab, packed_at
 from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
 
-# An adapter that moves onto itself goes in pieces through a buffer of this size.
+# An adapter moves in pieces of this size.
 BOUNCE_BYTES = 16 << 20
 
 
@@ -43,7 +43,7 @@ class Arena:
     Args:
         shapes: of every layer, by name.
         slots: how many adapters a batch has at most.
-        size_bytes: of the storage; rounded down to a multiple of ``ALIGN_BYTES``.
+        size_bytes: of the storage.
         max_rank: the largest rank that a slice may have: bounds scratch space, pads nothing.
     """
 
@@ -59,9 +59,7 @@ class Arena:
         self.device = torch.device(device)
         self.shapes = dict(shapes)
         self.max_rank = max_rank
-        self._storage = torch.empty(
-            size_bytes // ALIGN_BYTES * ALIGN_BYTES // dtype.itemsize, dtype=dtype, device=self.device
-        )
+        self._storage = torch.empty(size_bytes // dtype.itemsize, dtype=dtype, device=self.device)
         self._extents = Extents(self._storage.numel())
         self._placed: dict[int, _Placed] = {}
         self._shown: dict[int, int] = {}  # slot → owner
@@ -181,15 +179,12 @@ class Arena:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
         # Before anything moves: there may be no memory for it.
         bounce = torch.empty_like(self._storage[: BOUNCE_BYTES // self._storage.itemsize])
-        moves = self._extents.compact()
-        for move in moves:
+        for move in self._extents.compact():
             self._move(move, bounce)
             placed = self._placed[move.owner]
             self._placed[move.owner] = self._place(move.owner, placed.slab, placed.arrived)
-        moved = {move.owner for move in moves}
         for slot, owner in list(self._shown.items()):
-            if owner in moved:
-                self.show(slot, owner)
+            self.show(slot, owner)
         self._mark_freed()
 
     def _mark_freed(self) -> None:
@@ -197,14 +192,11 @@ class Arena:
             self._freed.record(torch.cuda.current_stream(self.device))
 
     def _move(self, move: Move, bounce: torch.Tensor) -> None:
-        step = move.source - move.target
-        piece = move.length if step >= move.length else len(bounce)
-        for done in range(0, move.length, piece):
-            count = min(piece, move.length - done)
+        """Copy an adapter through a buffer, since it may overlap its target; one stream keeps the order."""
+        for done in range(0, move.length, len(bounce)):
+            count = min(len(bounce), move.length - done)
             source = self._storage.narrow(0, move.source + done, count)
-            # A piece that overlaps its target goes through a buffer; one stream keeps the order.
-            pending = source if step >= count else bounce[:count].copy_(source)
-            self._storage.narrow(0, move.target + done, count).copy_(pending)
+            self._storage.narrow(0, move.target + done, count).copy_(bounce[:count].copy_(source))
 
     def _place(self, owner: int, slab: Slab, arrived: torch.cuda.Event | None) -> _Placed:
         """The parts of an adapter that depend on its place."""

@@ -92,8 +92,7 @@ class Extents:
             extent = self._taken[owner]
             if extent.begin != begin:
                 self._taken[owner] = Extent(begin, extent.length)
-                if extent.length:
-                    moves.append(Move(owner, extent.begin, begin, extent.length))
+                moves.append(Move(owner, extent.begin, begin, extent.length))
             begin += extent.length
         return moves
 

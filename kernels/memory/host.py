@@ -22,8 +22,6 @@ PAUSES_S = 1.0  # all of them at most: a process that ends waits for its threads
 class HostMemory:
     """Memory for slabs, for any thread. It goes back to the system with its tensor."""
 
-    locks = False
-
     def __init__(self) -> None:
         self._lock = Lock()
         self._spare: mmap.mmap | None = None

@@ -40,8 +40,6 @@ class PinnedMemory:
         MemoryError: the system does not lock so much.
     """
 
-    locks = True
-
     def __init__(self, size_bytes: int, lock: Callable[[int], torch.Tensor]) -> None:
         try:
             self._parts = [_Part(lock(size)) for size in powers_of_two(size_bytes)]
@@ -81,7 +79,7 @@ class PinnedMemory:
         owner, part, address = found
         # torch keeps it for as long as any tensor is in it.
         piece = (ctypes.c_char * size).from_address(address)
-        weakref.finalize(piece, self._gone.append, (owner, part)).atexit = False
+        weakref.finalize(piece, self._gone.append, (owner, part))
         return torch.frombuffer(piece, dtype=dtype)
 
     def prepare(self, size: int, room: int) -> None:

@@ -39,7 +39,7 @@ class Place:
 
     Attributes:
         a: of A.
-        b: for each slice, of its B; 0 where its rank is 0.
+        b: for each slice, of its B.
     """
 
     a: int
@@ -257,7 +257,7 @@ def _place(
     end = _aligned(begin + sum(ranks) * shape.inputs, itemsize)
     offsets = []
     for rank, width in zip(ranks, shape.outputs, strict=True):
-        offsets.append(end if rank else 0)
+        offsets.append(end)
         end = _aligned(end + rank * width, itemsize)
     return Place(begin, tuple(offsets), tuple(ranks), scale), end
 

@@ -1,4 +1,4 @@
-"""What computes the adapters changes no answer: every choice of ``LORA_FS_KERNELS`` beside stock vLLM.
+"""What computes the adapters changes no answer: choices of ``LORA_FS_KERNELS`` beside stock vLLM.
 
 Probabilities are compared, not only texts: greedy texts are alike long after numbers are not.
 """
@@ -34,10 +34,11 @@ HALVES = "halves"  # a5, whose weights were rounded to bfloat16
 
 
 # Triton's kernels run in its interpreter here, slowly: they are given one batch.
-quick = pytest.mark.parametrize("plugin", ["numba", "torch", "reference", "off"], indirect=True)
+quick = pytest.mark.parametrize("plugin", ["numba", "torch", "off"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["numba", "torch", "reference", "off", "triton"])
+# An engine calls ``reference`` as it calls ``torch``.
+@pytest.fixture(scope="module", params=["numba", "torch", "off", "triton"])
 def plugin(
     request: pytest.FixtureRequest,
     farm: EngineFarm,
@@ -132,7 +133,7 @@ def test_all_in_one_batch(
         np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)
 
 
-@pytest.mark.parametrize("plugin", ["numba", "torch", "reference"], indirect=True)
+@pytest.mark.parametrize("plugin", ["numba", "torch"], indirect=True)
 def test_a_prompt_beside_a_neighbours_head(client: Client) -> None:
     """Also where its rows are as many as those that are sampled from, as they are of five tokens here."""
     prompts = [list(range(300, 300 + length)) for length in range(2, 8)]

@@ -36,8 +36,8 @@ def near(found: list[float], wanted: torch.Tensor) -> bool:
     return bool(torch.allclose(torch.tensor(found), wanted, atol=2e-3))
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-def test_embeddings(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: str) -> None:
+# With each kind of kernels: tests/plugin/test_other_layers.py.
+def test_embeddings(farm: EngineFarm, model_dir: Path, tmp_path: Path) -> None:
     """An adapter that PEFT saved of an ``AutoModel``, whose names lack ``model.``, says what it says."""
     torch.manual_seed(0)
     config = LoraConfig(
@@ -54,8 +54,7 @@ def test_embeddings(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: 
         with model.disable_adapter():
             base = model(**tokens(model_dir)).last_hidden_state[0, -1]
     arguments = ("--runner", "pooling", "--convert", "embed")
-    name = f"embed-{kernels}"
-    with plugin_engine(name, farm, model_dir, tmp_path, *arguments, LORA_FS_KERNELS=kernels) as plugin:
+    with plugin_engine("embed", farm, model_dir, tmp_path, *arguments) as plugin:
         plugin.register("embedding", tmp_path / "embedding")
         url = plugin.client.url
         [found] = ask(url, "/v1/embeddings", "embedding")
@@ -66,8 +65,7 @@ def test_embeddings(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: 
 
 
 @pytest.mark.since("0.31", "no adapter brings a classification head before it")
-@pytest.mark.parametrize("kernels", ["auto", "off"])
-def test_classes(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: str) -> None:
+def test_classes(farm: EngineFarm, model_dir: Path, tmp_path: Path) -> None:
     """An adapter that brings a head of its own: its requests have that one, the base model's the base's."""
     torch.manual_seed(0)
     base_dir = tmp_path / "classes"
@@ -91,8 +89,7 @@ def test_classes(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: str
             usual = torch.softmax(model(**tokens(model_dir)).logits[0], -1)
     assert not torch.allclose(wanted, usual, atol=0.1)
     arguments = ("--runner", "pooling", "--convert", "classify")
-    name = f"classify-{kernels}"
-    with plugin_engine(name, farm, base_dir, tmp_path, *arguments, LORA_FS_KERNELS=kernels) as plugin:
+    with plugin_engine("classify", farm, base_dir, tmp_path, *arguments, LORA_FS_KERNELS="off") as plugin:
         url = plugin.client.url
         [found] = ask(url, "/classify", base_dir.name)
         assert near(found, usual)

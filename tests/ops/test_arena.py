@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_fs.kernels import reference
 from lora_fs.kernels.cpu import grouped
 from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.memory.extents import Extents, StorageFullError
 from lora_fs.kernels.segments import plan_rows
-from lora_fs.kernels.weights.layout import Packed, Shape, ShapeError, pack
+from lora_fs.kernels.weights.layout import Layer, Packed, Shape, ShapeError, pack
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Weights, pack_slab, packed_at
 from lora_fs.kernels.weights.tables import tables_of
 from tests.ops.conftest import make_rows, slots_of_rows
@@ -212,15 +214,26 @@ def test_extents_never_overlap(steps: list[int | tuple[int, int]]) -> None:
         assert all(0 <= begin <= end <= 100 for begin, end in taken)
 
 
+class Apart(TorchDispatchMode):  # type: ignore[misc]
+    """Lets no copy read memory that it writes to: a GPU does not say in which order."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::copy_":
+            target, source = (range(one.data_ptr(), one.data_ptr() + one.nbytes) for one in args[:2])
+            assert target.stop <= source.start or source.stop <= target.start
+        return func(*args, **(kwargs or {}))
+
+
 def test_compaction_moves_an_adapter_onto_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter longer than the gap before it keeps its contents, piece by piece."""
-    monkeypatch.setattr("lora_fs.kernels.memory.arena.BOUNCE_BYTES", 3 * ALIGN_BYTES)
+    """An adapter longer than the gap before it keeps its contents, in pieces that are longer than it, too."""
+    monkeypatch.setattr("lora_fs.kernels.memory.arena.BOUNCE_BYTES", 9 * ALIGN_BYTES)
     arena = new_arena()
     small, large = ({"qkv": weights(SHAPES["qkv"], [rank] * 3, rank)} for rank in (1, 16))
     arena.load(0, pack_slab(SHAPES, small, torch.float32))
     arena.load(1, pack_slab(SHAPES, large, torch.float32))
     arena.free(0)
-    arena.compact()
+    with Apart():
+        arena.compact()
     found = arena.layer("qkv").packed[1]
     assert found is not None
     assert found.a.storage_offset() == 0
@@ -283,6 +296,26 @@ def test_a_slab_for_another_engine_is_refused() -> None:
         arena.load(0, pack_slab({"odd": SHAPES["odd"]}, {}, torch.float32))
     with pytest.raises(ValueError, match="17"):
         arena.load(0, pack_slab(SHAPES, {"odd": weights(SHAPES["odd"], [17], 1)}, torch.float32))
+
+
+def test_rows_that_are_whole_vectors_are_told_from_others() -> None:
+    """A kernel that takes 16 bytes at a time faults where they do not begin at a multiple."""
+    aligned = {name: layer.tables.aligned for name, layer in new_arena().layers.items()}
+    assert aligned == {"qkv": True, "odd": False, "embedding": True}
+    for begin in (0, 1):
+        layer, block = Layer.empty(Shape(8, (8,)), 1), torch.zeros(begin + 64)[begin:]
+        layer.put(0, Packed(block[:32].view(4, 8), (block[32:].view(4, 8),), (4,)))
+        assert tables_of(layer).aligned is (begin == 0)
+
+
+def test_who_leaves_is_kept_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host memory would be another adapter's meanwhile."""
+    arena, left = new_arena(), list[object]()
+    slab = pack_slab(SHAPES, {"odd": weights(SHAPES["odd"], [2], 1)}, torch.float32)
+    monkeypatch.setattr(arena._leaving, "add", lambda *of: left.append(of))
+    arena.begin(7, slab)
+    arena.free(7)
+    assert left == [(slab, None)]
 
 
 def test_a_slot_is_emptied_without_the_device() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from lora_fs.kernels.gpu.configs import SHARED_BYTES
 from lora_fs.kernels.segments import NO_SLOT
 from tests.ops.benchmarks import loaded
 
@@ -237,7 +238,7 @@ def test_tuning_changes_a_size_at_a_time_then_adds_up_what_helped(scripts: Simpl
     """The second round has a value of each size that gained, the greatest gain first."""
     tune, case = scripts.tune_gpu_ops, scripts.grid.TARGETS[1].case
     shape = scripts.grid.MODELS["8B"]["qkv"]
-    found = tune.first_round(case, shape, 132)
+    found = tune.first_round(case, shape, 132, SHARED_BYTES)
     base = found["base"]
     assert all(half.early for half in base)
     assert not any(half.early for half in found["plain"])
@@ -253,3 +254,15 @@ def test_tuning_changes_a_size_at_a_time_then_adds_up_what_helped(scripts: Simpl
     assert list(added) == ["2: and shrink.warps=8"]
     (shrink, expand) = added["2: and shrink.warps=8"]
     assert (shrink, expand) == (replace(base[0], warps=8), replace(base[1], columns=64))
+
+
+@pytest.mark.parametrize(("kib", "inputs"), [(227, 128), (99, 64)], ids=["H100", "L4"])
+def test_tuning_begins_with_what_the_gpu_at_hand_gets(
+    scripts: SimpleNamespace, kib: int, inputs: int
+) -> None:
+    """A prefill's shrink that fits an H100 does not fit an L4: there it could not even be launched."""
+    case = next(target.case for target in scripts.grid.TARGETS if target.case.tokens == 4096)
+    shape = scripts.grid.MODELS["8B"]["o"]
+    shrink, _ = scripts.tune_gpu_ops.first_round(case, shape, 132, kib << 10)["plain"]
+    assert shrink.inputs == inputs
+    assert shrink.stages * (shrink.rows + shrink.ranks) * shrink.inputs * 2 <= kib << 10

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_fs.kernels.gpu.configs import configs_for
+from lora_fs.kernels.gpu.configs import SHARED_BYTES, configs_for
 from lora_fs.kernels.weights.layout import Shape
 
 # Of a processor of an H100 and of an A100: 1 KiB of it is each program's own.
@@ -219,7 +219,7 @@ def tile_of(kernel: dict[str, Any]) -> tuple[int, ...]:
 
 def tiles_of(shape: Shape, rows: int, rank: int, dtype: torch.dtype) -> Iterator[tuple[int, ...]]:
     """The same of the two launches of a layer."""
-    shrink, expand = configs_for(shape, rows, rank * len(shape.outputs), dtype, 132)
+    shrink, expand = configs_for(shape, rows, rank * len(shape.outputs), dtype, 132, SHARED_BYTES)
     yield dtype.itemsize, rows, shrink.rows, shrink.ranks, -shrink.inputs, shrink.warps, shrink.stages
     yield dtype.itemsize, rows, expand.rows, expand.ranks, expand.columns, expand.warps, expand.stages
 

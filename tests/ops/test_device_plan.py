@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_fs.kernels.gpu import DevicePlan
-from lora_fs.kernels.gpu.configs import MOST_SPLITS, configs_for, most_splits
-from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS, make_block, most_tiles, tile_rows
+from lora_fs.kernels.gpu.configs import MOST_SPLITS, SHARED_BYTES, configs_for, most_splits
+from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS, make_block, most_tiles, tile_rows, tiles_of
 from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.weights.layout import Shape
 from tests.ops.conftest import slots_of_rows
@@ -83,6 +83,14 @@ def test_a_large_batch_of_few_adapters_has_large_tiles() -> None:
     assert tile_rows(plan_rows(np.repeat(np.arange(128), 8)), 1024) == 16
 
 
+@pytest.mark.parametrize("capacity", [SMALL_ROWS, SMALL_ROWS + 1, 4095, 4096, 5000])
+def test_every_tile_that_a_batch_gets_is_known_before(capacity: int) -> None:
+    """And no other: a step that meets an unknown one compiles it, which takes seconds."""
+    batches = {rows for rows in (1, SMALL_ROWS, SMALL_ROWS + 1, 4095, 4096, capacity) if rows <= capacity}
+    found = {tile_rows(plan_rows(np.zeros(rows, dtype=np.int64)), rows) for rows in batches}
+    assert found == {*tiles_of(capacity, SMALL_ROWS)}
+
+
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     """More rows or slots than the buffers were made for, or more rows than the padded batch."""
     uploaded = DevicePlan(8, 2, "cpu")
@@ -108,7 +116,7 @@ def test_every_shape_has_a_configuration(
     What a shrink loads ahead has room in the shared memory of any GPU.
     """
     shape = Shape(inputs, tuple(outputs))
-    shrink, expand = configs_for(shape, rows, rank, dtype, 132, shared_bytes=shared_kib << 10)
+    shrink, expand = configs_for(shape, rows, rank, dtype, 132, shared_kib << 10)
     ahead = shrink.stages * (shrink.rows + shrink.ranks) * shrink.inputs * dtype.itemsize
     assert ahead <= shared_kib << 10
     assert shrink.rows == rows
@@ -142,7 +150,10 @@ def test_splits_of_a_models_layers() -> None:
         "down": Shape(14336, (4096,)),
     }
     ranks = {name: 16 * len(shape.outputs) for name, shape in layers.items()}
-    found = {name: configs_for(shape, 16, ranks[name], torch.bfloat16, 132) for name, shape in layers.items()}
+    found = {
+        name: configs_for(shape, 16, ranks[name], torch.bfloat16, 132, SHARED_BYTES)
+        for name, shape in layers.items()
+    }
     splits = {name: shrink.most_splits for name, (shrink, _) in found.items()}
     assert splits == {"qkv": 8, "gate_up": 8, "down": 16}
 
@@ -151,5 +162,5 @@ def test_small_tiles_launch_early_where_the_device_can() -> None:
     """Large ones do not: they are not bound by launches."""
     shape = Shape(4096, (4096,))
     for rows, able in product((16, 64, 128), (True, False)):
-        shrink, expand = configs_for(shape, rows, 16, torch.bfloat16, 132, able)
+        shrink, expand = configs_for(shape, rows, 16, torch.bfloat16, 132, SHARED_BYTES, able)
         assert shrink.early == expand.early == (able and rows == 16)

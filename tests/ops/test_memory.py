@@ -85,11 +85,12 @@ def test_who_asks_meanwhile_does_not_wait_for_the_rest(monkeypatch: pytest.Monke
     thread = threading.Thread(target=host.prepare, args=(SIZE, SIZE))
     thread.start()
     assert touched.wait(10)
-    data = host.empty(SIZE // 4, torch.float32)
+    data = host.empty(SIZE // 4, torch.float32).fill_(0.1)  # whose bytes are all others than zero
     go_on.set()
     thread.join(10)
     assert not thread.is_alive()
     assert data.nbytes == SIZE
+    assert bool((data == torch.tensor(0.1)).all()), "nobody touches what is somebody's"
     assert host._spare is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,14 @@ def test_rows_and_runs_give_the_same_plan(batch: list[tuple[int, int]]) -> None:
     assert by_row.segments == plan.segments
     assert list(by_row.order) == list(plan.order)
     assert by_row.together.pieces == plan.together.pieces
+
+
+@pytest.mark.parametrize("lengths", [[1] * 99, [1, 2] * 33])
+def test_a_large_batch_keeps_the_order_of_each_slots_rows(lengths: list[int]) -> None:
+    """From 17 requests on numpy's usual sort does not."""
+    plan, of_rows = planned([(request % 3, rows) for request, rows in enumerate(lengths)])
+    for slot, start, rows in plan.segments:
+        assert list(plan.order[start : start + rows]) == list(np.flatnonzero(of_rows == slot))
 
 
 @given(st.integers(NO_SLOT, 5), st.integers(0, 4), st.integers(0, 4))

@@ -140,7 +140,8 @@ def test_a_pool_too_small_for_a_step_is_refused(pool: Callable[..., TieredModelM
 def test_the_pool_is_as_large_as_is_said(pool: Callable[..., TieredModelManager]) -> None:
     """Else as large as vLLM's padded stacks, which the smallest pool is."""
     size = arena(pool())._storage.nbytes
-    assert arena(pool(LORA_FS_DEVICE_BYTES=str(4 * size)))._storage.nbytes == 4 * size
+    for times in (1, 4):
+        assert arena(pool(LORA_FS_DEVICE_BYTES=str(times * size)))._storage.nbytes == times * size
 
 
 def test_an_adapter_that_is_removed_leaves_the_device(pool: Callable[..., TieredModelManager]) -> None:
@@ -156,6 +157,18 @@ def test_an_adapter_that_is_removed_leaves_the_device(pool: Callable[..., Tiered
     assert manager.tiers.device == set()
     step(manager, 2)
     assert manager.tiers.device == {2}
+
+
+def test_new_weights_take_the_place_of_the_old_ones(pool: Callable[..., TieredModelManager]) -> None:
+    """As of an adapter that is loaded in place: the old ones leave the device, and their slot."""
+    manager = pool()
+    step(manager, 1)
+    free, again = arena(manager)._extents.free, packed(manager, adapter(1))
+    manager.admit(again, size_bytes(again))
+    assert arena(manager)._extents.free > free
+    assert not manager._active_adapters
+    step(manager, 1)
+    assert arena(manager)._extents.free == free
 
 
 def test_adapters_of_a_step_do_not_drive_each_other_out(pool: Callable[..., TieredModelManager]) -> None:

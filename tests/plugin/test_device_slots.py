@@ -57,6 +57,17 @@ def test_a_slot_is_one_row_of_a_table() -> None:
         assert [None if one is None else one.a[0, 0].item() for one in seen] == [first + 1, second + 1]
 
 
+def test_the_smallest_pool_has_room_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of adapters of the largest rank, whose matrices begin at whole cache lines."""
+    monkeypatch.setitem(SHAPES, "odd", Shape(7, (5, 3)))
+    layers = DeviceLayers(2, 3, torch.float32, torch.device("cpu"))
+    layers.targets["odd"] = Target(None, SHAPES["odd"], False, Layer.empty(SHAPES["odd"], 2))
+    layers.allocate()
+    largest = Weights([torch.ones(3, 7)] * 2, [torch.ones(5, 3), torch.ones(3, 3)])
+    for slot in range(2):
+        layers.fill(slot, pack_slab({"odd": SHAPES["odd"]}, {"odd": largest}, torch.float32))
+
+
 def test_after_a_sleep_nothing_is_there() -> None:
     """It is copied again when a slot needs it."""
     layers, one = of_slots(1), adapter(2, 1)

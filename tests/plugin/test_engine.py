@@ -17,7 +17,7 @@ from vllm.config import ParallelConfig
 from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidName
-from lora_fs.sidecar.model import Policy, PolicyKind, Record, check_segment
+from lora_fs.sidecar.model import Policy, PolicyKind, Record, check_segment, engine_name, public_of
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api import engine as in_process
 from lora_fs.worker_patch.api.asked import Requests
@@ -629,6 +629,39 @@ async def test_a_worker_without_the_weights_ends_the_answers(site: Site) -> None
         assert site.calls.count("hold") == holds + 1
     never.set()
     await goes_on
+
+
+async def test_a_blank_run_leaves_its_adapter_no_prefix_blocks(site: Site) -> None:
+    """vLLM keeps what the base model computed under the name that the requests had: a client that repeats its
+    prompt would get it. So the next load has another name, which no client sees.
+    """
+    api, name, names = site.api[0], engine_name("sql", "sha256:" + "1" * 64), list[str]()
+
+    async def answer() -> None:
+        async with api.answering(api.requests[name]):
+            site.worker._run_blank(7, MemoryError("no memory"), 0.0)
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
+
+    for _ in range(3):
+        for _ in range(2):
+            await api.load(name, "/p", record(7))
+            names.append(api.requests[name].lora_name)
+        with pytest.raises(EngineUnavailable, match=r"lost sql: .*no memory"):
+            await answer()
+    assert names == [name, name, names[2], names[2], names[4], names[4]]
+    assert len({*names}) == 3
+    assert {*map(public_of, names)} == {"sql"}
+
+
+async def test_a_blank_run_that_another_server_mended(site: Site) -> None:
+    """This one finds the adapter there, and asks by the new name: the servers share the blocks."""
+    name, first, second = engine_name("sql", "sha256:" + "1" * 64), *site.api
+    for api in site.api:
+        await api.load(name, "/p", record(7))
+        api._lost(7, "no memory")
+    await first.load(name, "/p", record(7))
+    assert await second.hold(second.requests[name])
+    assert second.requests[name].lora_name == first.requests[name].lora_name != name
 
 
 async def test_a_blank_run_without_a_notice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -31,8 +32,11 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.worker_patch.api import asks
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
+from tests.observability.test_tracing import spans
 from tests.reconcile.test_plan import RECORD
 from tests.server.at_once import at_once
+
+__all__ = ["spans"]  # a fixture
 
 pytestmark = pytest.mark.anyio
 
@@ -180,6 +184,19 @@ async def test_an_adapter_is_held_while_the_answer_is_made(site: Site) -> None:
     assert (site.replica.holding, site.engine.in_use, asked.get()) == ([], 0, None)
 
 
+async def test_the_wait_for_an_adapter_is_a_part_of_its_senders_trace(
+    site: Site, spans: InMemorySpanExporter
+) -> None:
+    """So the copy and the load are, which it begins. A request of the base model waits for nothing."""
+    sender = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    for model in ("sql", "tiny"):
+        await site.http.post("/v1/completions", json={"model": model}, headers=sender)
+    (hold,) = spans.get_finished_spans()
+    assert (hold.name, dict(hold.attributes or {})) == ("hold", {"lora_fs.adapter": "default/tiny/v1/a1"})
+    assert hold.parent is not None
+    assert f"{hold.parent.span_id:016x}" in sender["traceparent"]
+
+
 async def test_after_a_retry_the_header_names_what_answered(site: Site) -> None:
     """The name may have come to serve another revision meanwhile."""
     site.engine.misses = 1
@@ -192,6 +209,27 @@ async def test_after_a_retry_the_header_names_what_answered(site: Site) -> None:
     site.replica.forget = moved  # type: ignore[method-assign]
     answer = await site.http.post("/v1/completions", json={"model": "sql", "prompt": "x"})
     assert (site.replica.forgotten, answer.headers["x-lora-fs-revision"]) == (["sql"], "v2")
+
+
+async def test_an_adapter_that_ran_blank_while_it_was_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request has the name of after the blank run: see ``calls.request_for``."""
+    renamed, answered = LoRARequest("sql@1f0c22ab34ef", 7, "/stage/d1/sql"), list[LoRARequest]()
+
+    async def hold(request: LoRARequest) -> bool:
+        site.engine.requests["sql"] = renamed
+        return True
+
+    @asynccontextmanager
+    async def answering(request: LoRARequest) -> AsyncIterator[None]:
+        answered.append(request)
+        yield
+
+    monkeypatch.setattr(site.engine, "hold", hold)
+    monkeypatch.setattr(site.engine, "answering", answering)
+    await site.http.post("/v1/completions", json={"model": "sql", "prompt": "x"})
+    assert answered == [renamed]
 
 
 async def test_an_answer_that_is_to_be_fetched_later(site: Site) -> None:

@@ -14,7 +14,7 @@ from vllm.lora import model_manager
 from vllm.lora.layers import FusedMoE3DWithLoRA, LoRAMapping
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -166,7 +166,7 @@ def test_an_adapter_of_a_bare_model(make_pooling: Make, kernels: str) -> None:
 @pytest.mark.since("0.31", "no adapter brings a classification head before it")
 @KERNELS
 def test_a_classification_head_that_the_adapter_replaces(make_pooling: Make, kernels: str) -> None:
-    """For its own requests alone; the base model's have the base's."""
+    """For its own requests alone: the base model's have the base's, and so has the slot's next adapter."""
     from vllm.lora.lora_weights import LoRAFullModuleWeights
 
     manager = make_pooling(kernels)
@@ -178,11 +178,18 @@ def test_a_classification_head_that_the_adapter_replaces(make_pooling: Make, ker
     serve(manager, lora)
     manager.set_adapter_mapping(LoRAMapping((0, 101, 0), (0, 101, 0), is_prefill=True))
     x = torch.randn(3, HIDDEN)
-    found = score(x)
-    found = found[0] if isinstance(found, tuple) else found
-    rows = torch.stack(list(found))
-    assert torch.allclose(rows[1], head @ x[1], atol=1e-4)
-    assert torch.allclose(rows[[0, 2]], x[[0, 2]] @ score.base_layer.weight.T, atol=1e-4)
+    base = x @ score.base_layer.weight.T
+
+    def scores() -> torch.Tensor:
+        found = score(x)
+        return torch.stack(list(found[0] if isinstance(found, tuple) else found))
+
+    assert torch.allclose(scores()[1], head @ x[1], atol=1e-4)
+    assert torch.allclose(scores()[[0, 2]], base[[0, 2]], atol=1e-4)
+    manager.remove_adapter(101)
+    serve(manager, adapter(102))
+    manager.set_adapter_mapping(LoRAMapping((0, 102, 0), (0, 102, 0), is_prefill=True))
+    assert torch.allclose(scores(), base, atol=1e-4)
 
 
 def test_what_was_merged_into_experts_is_let_go_of() -> None:
@@ -207,6 +214,32 @@ def test_layers_that_the_operator_leaves_out(make: Make, kernels: str, targets: 
         packed(manager, adapter(102, {"o_proj": (HEADS * HEAD, HIDDEN)}))
 
 
+class Fused(torch.nn.Module):  # type: ignore[misc]
+    """Four outputs in one layer, for which an adapter has two matrices, as Qwen3-Next's linear attention."""
+
+    packed_modules_mapping: ClassVar = {"in_proj_qkvz": ["in_proj_qkv", "in_proj_z"]}
+    embedding_modules: ClassVar[dict[str, str]] = {}
+    config = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_proj_qkvz = MergedColumnParallelLinear(HIDDEN, [16, 16, 32, 32], bias=False)
+
+
+@KERNELS
+@pytest.mark.parametrize("both", [True, False])
+def test_a_matrix_for_several_outputs(make: Make, kernels: str, both: bool) -> None:
+    """Each output has its part of B, and the same A; one that the adapter leaves alone has none."""
+    sizes = {"in_proj_qkv": (HIDDEN, 64), "in_proj_z": (HIDDEN, 32)}
+    lora = adapter(101, sizes if both else {"in_proj_qkv": sizes["in_proj_qkv"]})
+    a, b = lora.loras["in_proj_qkv"].lora_a.clone(), lora.loras["in_proj_qkv"].lora_b.clone()
+    found = packed(make(kernels, model=Fused), lora).slab.views["in_proj_qkvz"]
+    assert found.ranks == (RANK, RANK, RANK, RANK * both)
+    assert torch.equal(found.a[: 3 * RANK], torch.cat([a, a, a]))
+    parts = [part.T for part in found.b[:3] if part is not None]
+    assert all(map(torch.equal, parts, b.split([16, 16, 32])))
+
+
 def test_layers_of_a_tower(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM computes none of them with adapters unless it is told to: the adapter is served without."""
     manager = make("torch")
@@ -224,6 +257,7 @@ def test_a_draft_model_that_shares_the_words(make: Make) -> None:
     serve(manager, adapter(101, {"embed_tokens": (WORDS, HIDDEN)}))
     manager.set_adapter_mapping(LoRAMapping((101,) * 8, (101, 101), is_prefill=True))
     words: Any = manager.modules["embed_tokens"]
+    assert words.lora_a_stacked_2d is None, "nothing keeps the padded stack"
     assert words(torch.arange(8)).shape == (8, HIDDEN)
     assert words(torch.arange(2)).shape == (2, HIDDEN)
 

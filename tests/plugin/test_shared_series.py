@@ -88,6 +88,33 @@ async def test_counts_are_of_all(pair: Pair) -> None:
     assert {**await scraped(second), "ready": 1} == told
 
 
+async def test_gauges_of_what_one_server_knows(pair: Pair) -> None:
+    """An autoscaler gets the requests of all, and an alert the trouble of any, whichever server answers."""
+    for number, (server, _) in enumerate(pair):
+        at = {"adapter_name": "a"}
+        gauges: dict[str, tuple[dict[str, str], int]] = {
+            "lora_fs_ready": ({}, number),
+            "lora_fs_adapter_in_flight": (at, 3 + number),
+            "lora_fs_adapter_loaded": (at, number),
+            f"lora_fs_{number}": ({}, 1),
+        }
+        for name, (labels, value) in gauges.items():
+            gauge = Gauge(name, "", labels, registry=server.own)
+            (gauge.labels(**labels) if labels else gauge).set(value)
+        Gauge("lora_fs_adapter_failed", "", ["reason"], registry=server.own).labels(f"r{number}").set(1)
+    for number, (_, shared) in enumerate(pair):
+        await pair[1 - number][1].exposed()
+        told = await scraped(shared)
+        assert {name: value for name, value in told.items() if name.startswith("lora_fs_")} == {
+            "lora_fs_ready": 0,
+            "lora_fs_adapter_in_flight/a": 7,
+            "lora_fs_adapter_loaded/a": 1,
+            "lora_fs_adapter_failed/r0": 1,
+            "lora_fs_adapter_failed/r1": 1,
+            f"lora_fs_{number}": 1,
+        }
+
+
 async def test_no_count_falls(pair: Pair) -> None:
     """Scrapes that reach the servers in turns never see fewer: Prometheus would take that for a restart."""
     before = 0.0

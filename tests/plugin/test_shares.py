@@ -42,6 +42,12 @@ def test_what_is_unknown_is_counted_whole() -> None:
         assert shares.size_bytes(100, [f"other{number}"], 0, 2) == 100
 
 
+def test_an_adapter_of_layers_that_stay_vllms_is_counted_whole(make: Make) -> None:
+    """Here an embedding's: nobody knows what a rank's share of it takes."""
+    assert make("off").shares.parts == {}
+    assert make("torch").shares.parts.keys() >= WHOLE.keys()
+
+
 def test_a_budget_that_has_room_for_the_share_alone(make: Make, tmp_path: Path) -> None:
     """Of two ranks: the whole adapter would not fit in either's budget, and is refused by none."""
     files = Files(tmp_path / "support")

@@ -144,6 +144,25 @@ def test_the_next_of_a_kind_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
     assert zeroed == 2 * list(plugin.layers.targets)
 
 
+def test_who_is_in_a_slot_needs_no_place_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is a copy: the next of the same step takes the place, and a hold brings nobody back."""
+    monkeypatch.setitem(globals(), "LANDS", True)
+    monkeypatch.setattr(scatter, "scatter", lambda *args, **how: None)
+    _, plugin = managers(monkeypatch, 0, 1, torch.float32)
+    for number in range(1, SLOTS + 1):
+        lora = weights(number, frozenset(WHOLE), 4, {}, torch.float32)
+        ready = plugin.pack(lora, plugin.draft(lora))
+        plugin.admit(ready, 1)
+    landing: Any = plugin.layers
+    landing._landing._extents.size = ready.slab.data.numel()
+    plugin.tiers.begin_step(range(1, SLOTS + 1))
+    for number in range(1, SLOTS + 1):
+        plugin.activate_adapter(number)
+    assert sorted(plugin._active_adapters) == sorted(plugin.lora_index_to_id) == [*range(1, SLOTS + 1)]
+    plugin.bring(1)
+    assert plugin.tiers.device == {SLOTS}
+
+
 class Locked:
     """Stands in for the system, which locks nothing without a GPU, and counts what it is asked for."""
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 
+from lora_fs.worker_patch.worker.load.alike import Kind
 from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.resident import Resident, size_bytes
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
@@ -182,6 +183,17 @@ def test_what_add_lora_read_in_place_no_step_reads_again(
         manager.add_adapter(in_place(files))
     manager.set_active_adapters({in_place(files)}, mapping(ID))
     assert reads == 2 * [files.path], "each call reads"
+
+
+def test_what_add_lora_read_nobody_reads_later(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program may cut the files short for its next weights: who reads their map then ends the engine."""
+    files, manager, later = Files(tmp_path / "one"), worker(make, ROOM), list[object]()
+    monkeypatch.setattr(manager._loader, "later", later.append)
+    manager.add_adapter(in_place(files))
+    assert later == []
+    assert manager._alike.recipe(Kind.of(files.path)) is not None
 
 
 def test_new_weights_that_cannot_be_read(make: Make, tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
+from vllm.lora.request import LoRARequest
 
+from lora_fs.sidecar.model import engine_name, public_of
 from lora_fs.worker_patch.notices import End, Waiting
 from lora_fs.worker_patch.worker.hooks import RPC
 
@@ -57,3 +60,14 @@ def heard(answer: Answer, waiting: Waiting) -> Answer:
     """Return what a worker that was loading answers once its load has ended."""
     size_bytes = waiting.ended.get(end_of(answer)) if answer["state"] == "loading" else None
     return answer if size_bytes is None else {**answer, "state": "loaded", "bytes": size_bytes}
+
+
+def request_for(name: str, adapter: int, path: str, blank_runs: Mapping[int, int]) -> LoRARequest:
+    """Make vLLM's request for an adapter, by the engine's name and, after each blank run, by another one.
+
+    vLLM keeps the prefix blocks of a blank run under the name that its requests had: no later request of the
+    adapter may be answered from them, also if another API server has loaded it anew.
+    """
+    if runs := blank_runs.get(adapter, 0):
+        name = engine_name(public_of(name), hashlib.sha256(f"{name} {runs}".encode()).hexdigest())
+    return LoRARequest(name, adapter, path)

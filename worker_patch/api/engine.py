@@ -29,7 +29,7 @@ from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
-from lora_fs.worker_patch.api.calls import Answer, admission, ask_all, end_of, heard
+from lora_fs.worker_patch.api.calls import Answer, admission, ask_all, end_of, heard, request_for
 from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.api.metrics import queue_of
 from lora_fs.worker_patch.notices import Listener, Waiting
@@ -79,7 +79,8 @@ class InProcess:
         self.seen: list[Answer] = []
         self._steps_on: set[int] = set()
         self._listener: Listener | None = None
-        self._answering: dict[int, dict[asyncio.Timeout, str | None]] = {}  # why each lost its adapter
+        self._answering: dict[asyncio.Timeout, tuple[int, str | None]] = {}  # adapter, why it is lost
+        self._blank_runs: Counter[int] = Counter()  # of each adapter, as far as this server was notified
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
@@ -134,18 +135,15 @@ class InProcess:
         }
         self._loading[spec.int_id] += 1
         try:
-            await self._load(public_of(name), ask)
+            with self._listen().of(spec.int_id) as waiting:
+                await self._load(public_of(name), ask, waiting)
         finally:
             self._loading -= Counter([spec.int_id])
-        self.requests[name] = LoRARequest(name, spec.int_id, path)
+        self.requests[name] = request_for(name, spec.int_id, path, self._blank_runs)
         self._held[spec.int_id] = self._clock()
 
-    async def _load(self, name: str, ask: Answer) -> None:
+    async def _load(self, name: str, ask: Answer, waiting: Waiting) -> None:
         """Ask, and ask again when the workers say that their loads ended, until each has it."""
-        with self._listen().of(ask["id"]) as waiting:
-            await self._load_heard(name, ask, waiting)
-
-    async def _load_heard(self, name: str, ask: Answer, waiting: Waiting) -> None:
         started, again, look_s = self._clock(), True, LOOK_S
         admit: Answer | None = None
         while True:
@@ -261,27 +259,29 @@ class InProcess:
         Raises:
             EngineUnavailable: says why; answers since then are not the adapter's.
         """
-        at, wait = self._answering.setdefault(request.lora_int_id, {}), asyncio.timeout(None)
+        wait = asyncio.timeout(None)
         try:
             async with wait:
-                at[wait] = None
+                self._answering[wait] = request.lora_int_id, None
                 yield
         except TimeoutError as error:
-            reason = at.get(wait)
+            _, reason = self._answering[wait]
             if reason is None or not wait.expired():
                 raise
-            raise EngineUnavailable(f"a worker of the engine lost {request.lora_name}: {reason}") from error
+            told = f"a worker of the engine lost {public_of(request.lora_name)}: {reason}"
+            raise EngineUnavailable(told) from error
         finally:
-            at.pop(wait, None)
-            if not at and self._answering.get(request.lora_int_id) is at:
-                del self._answering[request.lora_int_id]
+            del self._answering[wait]
 
     def _lost(self, adapter: int, reason: str) -> None:
         self._held.pop(adapter, None)  # the next request asks whether it is there
-        at = self._answering.get(adapter, {})
-        for wait in [wait for wait, known in at.items() if known is None]:
-            at[wait] = reason
-            wait.reschedule(asyncio.get_running_loop().time())
+        self._blank_runs[adapter] += 1
+        for name, old in [(n, r) for n, r in self.requests.items() if r.lora_int_id == adapter]:
+            self.requests[name] = request_for(name, adapter, old.lora_path, self._blank_runs)
+        for wait, lost in self._answering.items():
+            if lost == (adapter, None):
+                self._answering[wait] = adapter, reason
+                wait.reschedule(asyncio.get_running_loop().time())
 
     async def hold(self, request: LoRARequest) -> bool:
         """Keep its adapter in host memory; False if it is not there any more. Call inside ``using``."""

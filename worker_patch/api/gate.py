@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.lora.request import LoRARequest
 
+from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, TooLarge
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
@@ -124,15 +125,18 @@ class Gate:
             # hold() resolves the name once more, and at a retry it may serve another revision.
             chosen = replica.lookup(chosen.name) or chosen
             async with AsyncExitStack() as held:
-                async with incoming.while_it_waits(), self._ending.waiting():
-                    hold = replica.hold(chosen.name, behind.hold_timeout_s)
-                    engine_name = await held.enter_async_context(hold)
+                key, headers = str(chosen.record.key), Headers(scope=scope)
+                with tracing.span("hold", carrier=headers, lora_fs__adapter=key):
+                    async with incoming.while_it_waits(), self._ending.waiting():
+                        hold = replica.hold(chosen.name, behind.hold_timeout_s)
+                        engine_name = await held.enter_async_context(hold)
                 request = engine.requests.get(engine_name)
                 if request is not None:
                     with engine.using(request):
                         async with incoming.while_it_waits(), self._ending.waiting():
                             is_there = await engine.hold(request)
                         if is_there:
+                            request = engine.requests.get(engine_name, request)  # not of before a blank run
                             token = asked.set(Asked(name, request))
                             answer = Answer(chosen.record, send)
                             try:

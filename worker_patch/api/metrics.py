@@ -8,13 +8,15 @@ engine do everything together, each with its share: the first one's numbers are 
 for bytes, and for blank runs, of which another worker's must show.
 
 vLLM's own ``vllm:lora_requests_info`` has the engine's names. Gateways compare them with the models that
-clients ask for: ``public`` gives them back.
+clients ask for: ``public`` gives them back. vLLM keeps a series for each set of adapters that it ever saw in
+use together; of these the latest holds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -22,9 +24,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from lora_fs.sidecar.engine.protocol import Queue
 from lora_fs.sidecar.model import public_of
+from lora_fs.sidecar.server.routes.engine_series import REQUESTS, latest
 
 _NAMES = re.compile(r'(_lora_adapters=")([^"]*)')
-_REQUESTS = "vllm:lora_requests_info{"
 
 COUNTERS = {
     "gpu_hits": "An adapter's requests began with it in the accelerator's memory",
@@ -100,25 +102,16 @@ def queue_of(registry: CollectorRegistry) -> Queue | None:
 
 
 def public(exposed: bytes, static: Collection[str]) -> bytes:
-    """vLLM's series with the names that clients know; of those that then have one name the latest stays.
+    """vLLM's series with the names that clients know; of its gauge of LoRA requests the latest series alone.
 
     Args:
         static: names of ``--lora-modules``, which are as they are.
     """
-    lines, at = [], {}
-    for line in exposed.decode().splitlines(keepends=True):
-        if not line.startswith(_REQUESTS):
-            lines.append(line)
-            continue
-        series, _, value = _NAMES.sub(lambda found: found[1] + _public(found[2], static), line).rpartition(
-            " "
-        )
-        if series not in at:
-            at[series] = len(lines)
-            lines.append(f"{series} {value}")
-        elif float(lines[at[series]].rpartition(" ")[2]) < float(value):
-            lines[at[series]] = f"{series} {value}"
-    return "".join(lines).encode()
+    lines = exposed.decode().split("\n")
+    last = latest([line for line in lines if line.startswith(REQUESTS)])
+    kept = (line for line in lines if line is last or not line.startswith(REQUESTS))
+    named = partial(_NAMES.sub, lambda found: found[1] + _public(found[2], static))
+    return "\n".join(named(line) if line is last else line for line in kept).encode()
 
 
 def _public(names: str, static: Collection[str]) -> str:

@@ -4,14 +4,15 @@ vLLM has several API servers on one port. Each leaves its series in vLLM's folde
 answers a scrape adds the others' counts to its own. A count never falls, as it would if scrapes met now one
 server's, now another's: an answer writes before it reads, so that no later answer knows less. Only what a
 server no longer tells, as a revision beyond its bound, makes a count fall. Gauges are those of the server
-that answers: all of them follow the same registry and the same workers.
+that answers: all of them follow the same registry and the same workers. ``OWN`` has those that differ by
+server: its requests, its loads, and its troubles.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from operator import add
 from pathlib import Path
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # vLLM makes it, and removes it at its end
 WRITE_S: Final = 5.0  # what other servers know of this one is at most so old
 COUNTS: Final = frozenset(("counter", "histogram", "summary"))
+Combine = Callable[[float, float], float]
+OWN: Final[Mapping[str, Combine]] = {
+    "lora_fs_ready": min,
+    "lora_fs_conditions": max,
+    "lora_fs_downloads": add,
+    "lora_fs_adapter_loaded": max,
+    "lora_syncer_adapter_status": max,
+    "lora_fs_adapter_failed": max,
+    "lora_fs_adapter_in_flight": add,
+}
 
 Series = tuple[list[Metric], list[Metric]]
 """A server's own series, and those of the engine's workers as it last saw them."""
@@ -95,12 +106,13 @@ class SharedSeries:
         return generate_latest(Collected([*combined(served, add), *combined(worked, max)]))
 
 
-def combined(series: Iterable[list[Metric]], of: Callable[[float, float], float]) -> list[Metric]:
-    """Return the first server's families; what they count is combined with what the others' count."""
+def combined(series: Iterable[list[Metric]], of_counts: Combine) -> list[Metric]:
+    """Return the first server's families; counts and what is in ``OWN`` are combined with the others'."""
     first, *others = ({one.name: one for one in families} for families in series)
     for families in others:
         for name, other in families.items():
-            if other.type not in COUNTS:
+            of = of_counts if other.type in COUNTS else OWN.get(name)
+            if of is None:
                 continue
             mine = first.setdefault(name, Metric(name, other.documentation, other.type))
             known = {_series(sample): sample for sample in mine.samples}

@@ -98,7 +98,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
             needed: by the running step.
         """
         files = self.in_place.reading(request)
-        lora = self._prepare(request)
+        lora = self._prepare(request, passing=True)  # whoever asked may write to them from now on
         self._adapter_manager.admit(lora, size_bytes(lora), needed=needed)
         self.in_place.read(request, files)
 
@@ -117,7 +117,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         """Read and pack; touches nothing of the managers, so that any thread may.
 
         Args:
-            passing: remove its files once they are packed.
+            passing: nobody reads its files after this: they may go, or change.
         """
         manager, folder, adapter = self._adapter_manager, request.lora_path, request.lora_int_id
         kind = Kind.of(folder) if manager.layers.targets else None

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import defaultdict
 from contextlib import suppress
-from operator import is_
 from typing import Any
 
 from vllm.lora.lora_model import LoRAModel
@@ -60,7 +59,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         settings = load_settings()
         self.tiers = Tiers(self.lora_slots, settings.host_bytes, eviction=settings.eviction)
         self._warm_ups: set[int] = set()
-        self._warm_up: tuple[list[Any], Resident] | None = None  # that was packed last, and of which weights
+        self._warm_up: Resident | None = None
         self.counters: defaultdict[str, float] = defaultdict(float)
         self.layers.lock(settings.host_bytes)
         if self.layers.targets:
@@ -185,22 +184,19 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         need no budget. vLLM registers them at every dummy batch, and most are never used: the step that
         uses one packs it.
         """
-        if lora.id in self._registered_adapters:
-            return False
         self.admit(lora, 0)
         self._warm_ups.add(lora.id)
         return True
 
     def _packed(self, lora_id: int) -> Resident:
-        """An adapter as it fills a slot. Warm-ups that are clones of each other share one piece of memory."""
+        """An adapter as it fills a slot. Warm-ups, which are alike and zero, share one piece of memory."""
         adapter = self._registered_adapters[lora_id]
         if not isinstance(adapter, Resident):
-            weights = list(adapter.loras.values())
-            if self._warm_up is None or not all(map(is_, weights, self._warm_up[0])):
+            if self._warm_up is None:
                 memory = HostMemory()  # not page-locked, where it would take an adapter's place
                 draft = self.draft(adapter, whole=False)
-                self._warm_up = weights, Resident(adapter, self.layers.pack(draft, memory), memory)
-            adapter = self._registered_adapters[lora_id] = self._warm_up[1].alias(lora_id)
+                self._warm_up = Resident(adapter, self.layers.pack(draft, memory), memory)
+            adapter = self._registered_adapters[lora_id] = self._warm_up.alias(lora_id)
         return adapter
 
     def admit(self, lora: LoRAModel, size: int, **how: Any) -> None:

@@ -5,7 +5,8 @@ tests/ops/gpu`, which tests/ops/test_interpreted.py does in a process of its own
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -53,6 +54,13 @@ def few_programs() -> Iterator[None]:
     """In the interpreter a stack is filled by two programs: most of a GPU's find nothing to do."""
     with patch.object(scatter, "PROGRAMS", 2 if INTERPRETED else scatter.PROGRAMS):
         yield
+
+
+def in_turns(names: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[tuple[str, torch.dtype]]:
+    """Every name with every type; in the interpreter, which takes seconds for a pair, each name with one."""
+    if INTERPRETED:
+        return [(name, dtypes[n % len(dtypes)]) for n, name in enumerate(names)]
+    return [*product(names, dtypes)]
 
 
 def on_device(layer: Layer) -> Layer:

@@ -15,7 +15,7 @@ from lora_fs.kernels.gpu.configs import Expand, Shrink
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows
 from lora_fs.kernels.weights.layout import Layer, Shape, ShapeError
 from tests.ops.conftest import assert_close, make_layer, make_rows, slots_of_rows
-from tests.ops.gpu.conftest import DEVICE, INTERPRETED, on_device
+from tests.ops.gpu.conftest import DEVICE, INTERPRETED, in_turns, on_device
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 GQA = Shape(96, (64, 16, 16))
@@ -109,22 +109,21 @@ def test_embedding_is_the_reference(rank: int, dtype: torch.dtype, slots: list[i
     check(layer, np.array(slots), add=add, tokens=True)
 
 
-@pytest.mark.parametrize(
-    "slots",
-    [
-        [0] * 40,
-        [0, 1, 2, 3],
-        [0, 1, 0, 1, 2, 1, 0],
-        [NO_SLOT],
-        [NO_SLOT, 3, NO_SLOT],
-        [3] * 17 + [0] * 16 + [1] * 15,
-    ],
-    ids=["one adapter", "all different", "interleaved", "none", "one row", "around a tile's size"],
-)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_batches_of_every_kind(slots: list[int], dtype: torch.dtype) -> None:
+BATCHES = {
+    "one adapter": [0] * 40,
+    "all different": [0, 1, 2, 3],
+    "interleaved": [0, 1, 0, 1, 2, 1, 0],
+    "none": [NO_SLOT],
+    "one row": [NO_SLOT, 3, NO_SLOT],
+    "around a tile's size": [3] * 17 + [0] * 16 + [1] * 15,
+}
+
+
+@pytest.mark.parametrize(("batch", "dtype"), in_turns([*BATCHES], TYPES))
+def test_batches_of_every_kind(batch: str, dtype: torch.dtype) -> None:
     """One adapter for all, a different one for each, rows in any order, or none at all."""
-    check(make_layer(GQA, [[8, 8, 8], [1, 2, 3], [64, 0, 16], [5, 0, 0]], dtype), np.array(slots))
+    layer = make_layer(GQA, [[8, 8, 8], [1, 2, 3], [64, 0, 16], [5, 0, 0]], dtype)
+    check(layer, np.array(BATCHES[batch]))
 
 
 def test_an_empty_batch_and_empty_layers_do_nothing() -> None:
@@ -141,27 +140,27 @@ def test_an_empty_batch_and_empty_layers_do_nothing() -> None:
 
 
 # Few programs and many, tiles smaller and larger than the segments, K and N that they divide or not.
-CONFIGURATIONS = [
-    (Shrink(16, 16, 16, programs=1), Expand(16, 16, 16, programs=1)),
-    (Shrink(16, 32, 32, programs=40, most_splits=3), Expand(16, 64, 32, programs=200, early=True)),
-    (Shrink(16, 16, 32, programs=60, early=True), Expand(16, 16, 32, programs=90, early=True)),
-    (Shrink(64, 16, 32, programs=7), Expand(64, 32, 64, programs=5)),
-    (Shrink(128, 128, 64, programs=3), Expand(128, 16, 16, programs=9)),
-    (Shrink(64, 32, 16, programs=9), Expand(16, 16, 32, programs=11)),
-    (Shrink(128, 16, 32, programs=20), Expand(64, 64, 16, programs=4, early=True)),
-]
-NAMES = ["serial", "split", "both early", "64 rows", "128 rows", "64 rows in four", "128 rows in two"]
+CONFIGURATIONS = {
+    "serial": (Shrink(16, 16, 16, programs=1), Expand(16, 16, 16, programs=1)),
+    "split": (
+        Shrink(16, 32, 32, programs=40, most_splits=3),
+        Expand(16, 64, 32, programs=200, early=True),
+    ),
+    "both early": (Shrink(16, 16, 32, programs=60, early=True), Expand(16, 16, 32, programs=90, early=True)),
+    "64 rows": (Shrink(64, 16, 32, programs=7), Expand(64, 32, 64, programs=5)),
+    "128 rows": (Shrink(128, 128, 64, programs=3), Expand(128, 16, 16, programs=9)),
+    "64 rows in four": (Shrink(64, 32, 16, programs=9), Expand(16, 16, 32, programs=11)),
+    "128 rows in two": (Shrink(128, 16, 32, programs=20), Expand(64, 64, 16, programs=4, early=True)),
+}
 
 
-@pytest.mark.parametrize("configs", CONFIGURATIONS, ids=NAMES)
-@pytest.mark.parametrize(("dtype", "inputs"), list(zip(TYPES, [96, 100, 100], strict=True)))
-def test_every_configuration_gives_the_same(
-    configs: tuple[Shrink, Expand], dtype: torch.dtype, inputs: int
-) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_turns([*CONFIGURATIONS], TYPES))
+def test_every_configuration_gives_the_same(name: str, dtype: torch.dtype) -> None:
     """Tiles and the number of programs are a matter of time, not of the result.
 
     One segment has more rows than a tile, and one slice more ranks.
     """
+    configs, inputs = CONFIGURATIONS[name], 96 if dtype == torch.float32 else 100
     rows, ranks = configs[0].rows + 2, configs[0].ranks + 2
     layer = make_layer(Shape(inputs, (64, 16, 8)), [[20, 3, 0], [1, 1, 17], None, [ranks, 0, 2]], dtype)
     slots = slots_of_rows((1, rows), (NO_SLOT, 1), (0, 2), (3, 17), (2, 3), (0, 5))
@@ -224,6 +223,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     for wrong_y, wrong_x in [(y, y), (y[:, :40], x), (y[:4], x), (torch.zeros(48, 5, device=DEVICE).T, x)]:
         with pytest.raises(ShapeError):
             gpu.linear(wrong_y, wrong_x, layer, plan)
-    for shrink, expand in (CONFIGURATIONS[3], (CONFIGURATIONS[0][0], CONFIGURATIONS[3][1])):
+    serial, large = CONFIGURATIONS["serial"], CONFIGURATIONS["64 rows"]
+    for shrink, expand in (large, (serial[0], large[1])):
         with pytest.raises(ShapeError, match="rows"):
             gpu.linear(y, x, layer, plan, configs=(shrink, expand))

@@ -17,10 +17,10 @@ from vllm.lora.layers import FusedMoE3DWithLoRA, LogitsProcessorWithLoRA, VocabP
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
-from vllm.model_executor.layers.linear import QKVParallelLinear
 
 from lora_fs.worker_patch.versions.differences import reads_patterns
 from lora_fs.worker_patch.versions.layers import COMPARED
+from lora_fs.worker_patch.worker.slots.layers import whole_outputs
 
 # What transformers 5 calls the experts of a Mixtral, and what vLLM's models of that kind do (0.32).
 _EXPERTS, _MODELS_EXPERTS = ".mlp.experts", ".block_sparse_moe.experts"
@@ -202,12 +202,7 @@ def _whole(module: BaseLinearLayerWithLoRA) -> list[tuple[int, int]]:
     if module.tp_size == 1:
         pairs = zip(module.lora_a_stacked, module.lora_b_stacked, strict=True)
         return [(a.shape[-1], b.shape[-2]) for a, b in pairs]
-    base = module.base_layer
-    outputs = getattr(base, "output_sizes", [base.output_size])
-    if isinstance(base, QKVParallelLinear):
-        # ``output_sizes`` counts a head once a rank that has it; V is cut as K is, whatever its heads' size.
-        kv_width = base.total_num_kv_heads * base.head_size
-        outputs = [base.total_num_heads * base.head_size, kv_width, kv_width]
+    outputs = whole_outputs(module)
     if module.n_slices == 1:
-        outputs = [sum(outputs)]
-    return [(base.input_size, width) for width in outputs]
+        outputs = (sum(outputs),)
+    return [(module.base_layer.input_size, width) for width in outputs]

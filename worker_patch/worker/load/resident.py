@@ -27,7 +27,7 @@ class Resident(LoRAModel):  # type: ignore[misc]
 
     Attributes:
         slab: its weights for the layers that lora-fs took over; ``loras`` has the rest.
-        memory: where it is; if that is page-locked, the rest is in one piece of it, too.
+        memory: where it is, the rest in one piece. vLLM reads views of the file, which may change or go.
         alike: packed as another of its kind.
     """
 
@@ -39,8 +39,7 @@ class Resident(LoRAModel):  # type: ignore[misc]
         super().__init__(adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight)
         self.modules_to_save = modules_to_save(adapter)
         self.slab, self.memory, self.alike = slab, memory, alike
-        if memory.locks:
-            self._move(memory)
+        self._move(memory)
 
     def alias(self, adapter: int) -> Resident:
         """The same weights, in the same memory, as another adapter's."""
@@ -89,8 +88,7 @@ def convert(weights: Iterable[LoRALayerWeights], dtype: torch.dtype) -> None:
 
 def size_bytes(lora: Resident) -> int:
     """What its tensors take in host memory."""
-    count = _aligned if lora.memory.locks else int
-    rest = sum(count(tensor.nbytes) for tensor in _rest(lora))
+    rest = sum(_aligned(tensor.nbytes) for tensor in _rest(lora))
     return lora.memory.taken_bytes(lora.slab.data.nbytes) + lora.memory.taken_bytes(rest)
 
 

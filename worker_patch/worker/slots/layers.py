@@ -214,7 +214,6 @@ class DeviceLayers(ModelLayers):
         super().__init__(slots, max_rank, dtype)
         self._device, self._copied_from, self._device_bytes = device, device.type == "cuda", device_bytes
         self._brought: dict[int, Slab] = {}  # by their identity, which is theirs while they are here
-        self._filled: set[int] = set()
 
     def allocate(self) -> None:
         shapes = {name: target.shape for name, target in self.targets.items()}
@@ -235,15 +234,11 @@ class DeviceLayers(ModelLayers):
             self._arena.free(id(adapter))
 
     def fill(self, slot: int, adapter: Slab) -> None:
-        self.empty(slot)
         self.bring(adapter)
         self._arena.show(slot, id(adapter))
-        self._filled.add(slot)
 
     def empty(self, slot: int) -> None:
-        if slot in self._filled:
-            self._filled.remove(slot)
-            self._arena.hide(slot)
+        self._arena.hide(slot)
 
     def restore(self) -> None:
         for adapter in list(self._brought.values()):
@@ -273,8 +268,6 @@ def shape_of(module: Any) -> Shape | None:
     if type(module) not in TAKEN_OVER:
         return None
     if type(module) in LINEAR:
-        if module.lora_config.fully_sharded_loras:
-            return None
         return Shape(module.input_size, tuple(module.output_slices))
     base: Any = module.base_layer
     if isinstance(module, LogitsProcessorWithLoRA):
@@ -283,13 +276,13 @@ def shape_of(module: Any) -> Shape | None:
 
 
 def whole_outputs(module: Any) -> tuple[int, ...]:
-    """N of each output slice in the whole model, of a linear layer."""
+    """N of each output in the whole model, of a linear layer; a layer of one slice may have several."""
     base: Any = module.base_layer
     if isinstance(base, QKVParallelLinear):
+        # ``output_sizes`` counts a head once a rank that has it; V is cut as K is, whatever its heads' size.
         heads = base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads
         return tuple(count * base.head_size for count in heads)
-    sizes = getattr(base, "output_sizes", None)
-    return tuple(sizes) if sizes is not None and len(sizes) == module.n_slices else (base.output_size,)
+    return tuple(getattr(base, "output_sizes", (base.output_size,)))
 
 
 def _weights(target: Target, weights: LoRALayerWeights, scale: float, *, whole: bool) -> Weights:

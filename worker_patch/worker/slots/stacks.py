@@ -67,12 +67,10 @@ class StackedLayers(ModelLayers):
     def fill(self, slot: int, adapter: Slab) -> None:
         if self._landing is not None:
             alike = self._written[slot] is adapter.places
-            self._written[slot] = None
             self._landing.fill(slot, adapter, whole=not alike)
             self._written[slot] = adapter.places
             return
         if self._written[slot] is not adapter.places:  # as it is of all that are alike
-            self._written[slot] = None
             for target in self.targets.values():
                 target.module.reset_lora(slot)
             self._written[slot] = adapter.places
