@@ -7,22 +7,15 @@ import platform
 import click
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli import output
-from lora_fs.sidecar.cli.options.command import command
-from lora_fs.sidecar.cli.options.values import FormatName
+from lora_fs.sidecar.cli.options.command import command, output_option
+from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import Format
 
 
 @command("version", shared=False)
-@click.option(
-    "-o",
-    "--output",
-    type=FormatName(),
-    default="text",
-    show_default=True,
-    help="For people, or for scripts",
-)
-def version(output: Format) -> None:
+@output_option
+@click.pass_obj
+def version(context: Context, output: Format) -> None:
     """Show the version of lora-fs and of Python.
 
     \b
@@ -30,16 +23,9 @@ def version(output: Format) -> None:
       lora-fs version
       lora-fs version -o json
     """
-    told = {"lora_fs": __version__, "python": platform.python_version()}
-    click.echo(_shown(told, output))
-
-
-def _shown(told: dict[str, str], form: Format) -> str:
-    if form is Format.NAME:
-        return told["lora_fs"]
-    if form.for_people:
-        return f"lora-fs {told['lora_fs']} (Python {told['python']})"
-    return output.document(told, form)
+    python = platform.python_version()
+    if not context.printed({"lora_fs": __version__, "python": python}, output, [__version__]):
+        context.say(f"lora-fs {__version__} (Python {python})")
 
 
 @command("help", shared=False)

@@ -58,12 +58,15 @@ def unread() -> None:
 def document(value: Mapping[str, Any] | list[Any], output: Format) -> str:
     """Return JSON or YAML for scripts, with a record's fencing token under its full name."""
     text = json.dumps(renamed(value), indent=2)
-    if output is Format.YAML:
-        import yaml  # needed for this format alone
+    # Of the JSON: YAML's writer refuses a text that is an enumeration's.
+    return as_yaml([json.loads(text)]) if output is Format.YAML else text
 
-        # Of the JSON: YAML's writer refuses a text that is an enumeration's.
-        return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip()
-    return text
+
+def as_yaml(documents: Iterable[Any]) -> str:
+    """Return YAML in ASCII: in a plain text no reader takes an escape of the stream's for one."""
+    import yaml  # needed for this format alone
+
+    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True).rstrip()
 
 
 def renamed(value: Any) -> Any:

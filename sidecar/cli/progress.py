@@ -16,6 +16,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
 LINE_S = 5.0
 
 
+def _bar(*columns: ProgressColumn) -> Progress:
+    """A bar on stderr, which nobody sees where that is no terminal."""
+    what, console = TextColumn("{task.description}", markup=False), Console(stderr=True)
+    return Progress(what, *columns, console=console, transient=True, disable=not sys.stderr.isatty())
+
+
 @contextmanager
 def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's stderr, over so many reads of the weights; yields what moves it."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with _bar(BarColumn(), DownloadColumn()) as bar:
         size = sum(path.stat().st_size for path in folder.glob("adapter_model.*") if path.is_file())
         task = bar.add_task(f"reading {folder.name}", total=times * size)
         yield lambda count: bar.advance(task, count)
@@ -44,10 +48,7 @@ def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def asking(cases: int) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal's stderr, over the cases of an evaluation; yields what moves it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with _bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("cases", total=cases)
         yield lambda count: bar.advance(task, count)
 
@@ -58,14 +59,7 @@ def downloading(source: str) -> Iterator[Tell]:
     if not sys.stderr.isatty():
         yield _Lines(source).tell
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(printable(source), total=None)
 
         def tell(step: str, received: int, total: int | None) -> None:

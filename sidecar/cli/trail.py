@@ -73,14 +73,18 @@ def _tell(context: Context, act: str, options: dict[str, Any], call: Callable[[]
         result = call()
     except click.UsageError:
         raise  # nothing was begun
-    except (LoraFsError, OSError) as error:
-        tell("failed", str(error))
-        raise
     except BaseException as error:
-        tell("failed", f"ended before it was done: {type(error).__name__}")
+        tell("done" if context.noted else "failed", _why(error))
         raise
     tell("done")
     return result
+
+
+def _why(error: BaseException) -> str:
+    """Say what ended a command, which may have written what it notes, and then waited or printed."""
+    if isinstance(error, click.exceptions.Exit):
+        return f"exit code {error.exit_code}"
+    return str(error) if isinstance(error, LoraFsError | OSError) else f"ended by {type(error).__name__}"
 
 
 def _is_given(value: object) -> bool:

@@ -85,24 +85,30 @@ def test_a_second_apply_writes_nothing(lora_fs: LoraFs, shop: Path, root: Path) 
     assert lora_fs("apply", "-f", file, "--dry-run").code == 0
     assert state(root) == before
     assert served(lora_fs)["sql"][1:] == ("pinned", {"team": "data", "lora-fs/owner": "apply"})
+    lora_fs("set", "care", "--keep-revisions", "2")
+    assert [lora_fs("apply", "-f", file, *more).code for more in (["--dry-run"], [])] == [8, 0]
+    assert lora_fs("show", "care", "-o", "json").json["pointer"]["keep_revisions"] == 4
 
 
 def test_a_dry_run_tells_the_difference_and_writes_nothing(lora_fs: LoraFs, shop: Path, root: Path) -> None:
     """Exit 8, each field with its value before and after, and no file changed."""
     file = shop / "a.yaml"
+    ours = document("care", "lora-3", policy={"kind": "eager"}), document("new", "lora-2")
     lora_fs("apply", "-f", write(file, document("sql", "lora-1", labels={"team": "data"})))
+    lora_fs("register", "care", "lora-3")
     before = state(root)
-    write(file, document("sql", "lora-1", policy={"kind": "eager"}, labels={}), document("new", "lora-2"))
+    write(file, *ours, document("sql", "lora-1", labels={}))
     told = lora_fs("apply", "-f", str(file), "--dry-run")
     assert (told.code, state(root)) == (8, before)
     assert told.out.splitlines() == [
-        "~ default/tiny: sql would be changed",
+        "~ default/tiny: care would be changed",
         "    policy.kind: none → eager",
-        "    labels.team: data → none",
         "+ default/tiny: new would be created",
         "    revision: none → the next",
         "    source: none → lora-2",
-        "1 created, 1 changed",
+        "~ default/tiny: sql would be changed",
+        "    labels.team: data → none",
+        "1 created, 2 changed",
     ]
     as_json = lora_fs("apply", "-f", str(file), "--dry-run", "-o", "json")
     assert as_json.code == 8
@@ -292,6 +298,10 @@ def test_what_belongs_to_somebody_else_is_left_alone(lora_fs: LoraFs, shop: Path
     ran = lora_fs("apply", "-f", write(file, document("sql", "lora-2")), "--owner", "team-b")
     assert (ran.code, served(lora_fs)) == (1, before)
     assert f"{file}:5: metadata.name: it belongs to owner team-a" in ran.err
+    models = "{models: [{id: sql, source: lora-1}]}"
+    file.write_text(f"vLLMLoRAConfig: {{defaultBaseModel: tiny, ensureNotExist: {models}}}\n")
+    ran = lora_fs("apply", "-f", str(file), "--owner", "team-b")
+    assert (ran.code, served(lora_fs), "it belongs to owner team-a" in ran.err) == (1, before, True)
 
 
 @pytest.mark.parametrize("when", ["after it was hashed", "while it is copied"])
@@ -365,6 +375,7 @@ def test_prune_removes_only_the_owners(lora_fs: LoraFs, shop: Path) -> None:
     assert pruned.code == 0
     assert served(lora_fs).keys() == {"hand", "both", "theirs", "mine"}
     assert "= default/tiny: both kept: others registered revisions of it, too" in pruned.out
+    assert "hand" not in pruned.out
 
 
 @pytest.fixture
@@ -431,28 +442,52 @@ def test_a_changed_folder_is_a_new_revision(lora_fs: LoraFs, shop: Path) -> None
 def test_a_canary_ends_by_a_document(lora_fs: LoraFs, shop: Path) -> None:
     """A share first, then the name: a revision is tried and then served, each applied twice."""
     file = shop / "a.yaml"
-    for spec, serves in (
-        ({"source": "lora-1"}, "v1"),
-        ({"source": "lora-2", "canary": 5}, "v1"),
-        ({"source": "lora-2", "canary": 20}, "v1"),
-        ({"source": "lora-2"}, "v2"),
+    rehearsal = ("apply", "-f", str(file), "--dry-run")
+    for spec, serves, tries in (
+        ({"source": "lora-1"}, "v1", None),
+        ({"source": "lora-2", "canary": 5}, "v1", "v2"),
+        ({"source": "lora-2", "canary": 20}, "v1", "v2"),
+        ({"source": "lora-2"}, "v2", None),
     ):
         write(file, document("sql", **spec))
-        assert lora_fs("apply", "-f", str(file)).code == 0
-        assert lora_fs("apply", "-f", str(file), "--dry-run").code == 0
+        assert [lora_fs(*words).code for words in (rehearsal, rehearsal[:-1], rehearsal)] == [8, 0, 0]
         pointer = lora_fs("show", "sql", "-o", "json").json["pointer"]
-        assert pointer["revision"] == serves
-        assert (pointer["canary"] or {}).get("percent") == spec.get("canary")
+        trial = pointer["canary"] or {}
+        assert (pointer["revision"], trial.get("revision")) == (serves, tries)
+        assert trial.get("percent") == spec.get("canary")
+
+
+def test_a_dry_run_fails_as_the_run_would(lora_fs: LoraFs, shop: Path) -> None:
+    """A gate, and a canary that nobody can begin, refuse both; nothing is left behind."""
+    lora_fs("register", "sql", "lora-1")
+    lora_fs("register", "sql", "lora-2", "--no-activate")
+    lora_fs("register", "care", "lora-1")
+    lora_fs("register", "tried", "lora-1")
+    lora_fs("register", "tried", "lora-2", "--no-activate")
+    lora_fs("canary", "tried", "v2", "--percent", "5")
+    lora_fs("quota", "--require-evaluation", "pass_rate>=0.9")
+    before = lora_fs("list", "-o", "json").json
+    canaries = {"new": "lora-3", "care": "lora-1", "tried": "lora-3"}
+    documents = [document(name, source, canary=5) for name, source in canaries.items()]
+    words = ("apply", "-f", write(shop / "a.yaml", document("sql", "lora-2"), *documents))
+    rehearsed, done = lora_fs(*words, "--dry-run"), lora_fs(*words)
+    assert (rehearsed.code, rehearsed.err) == (done.code, done.err)
+    assert "spec: sql@v2 may not serve sql" in done.err
+    for name in ("new", "care"):
+        assert f"spec.canary: a canary needs another revision that {name} serves" in done.err
+    assert "spec.canary: v2 is on trial" in done.err
+    assert lora_fs("list", "-o", "json").json == before
 
 
 def test_get_writes_what_apply_reads(
     lora_fs: LoraFs, shop: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Applied to the registry it came from it changes nothing; to another one it makes the same."""
-    lora_fs("register", "sql", "lora-1", "--label", "team=data", "--policy", "pinned")
+    lora_fs("register", "sql", "lora-1", "--label", "city=東京", "--policy", "pinned")
     lora_fs("register", "sql", "lora-2", "--no-activate")
     lora_fs("register", "care", "lora-3")
     written = lora_fs("get", "-o", "yaml").out
+    assert written.isascii()  # whatever the encoding of stdout lacks
     file = tmp_path / "all.yaml"
     file.write_text(written)
     assert lora_fs("apply", "-f", str(file), "--dry-run").code == 0
@@ -547,13 +582,17 @@ def test_a_folder_and_stdin_are_read(lora_fs: LoraFs, shop: Path, monkeypatch: p
     assert served(lora_fs).keys() == {"sql", "care", "third"}
     missing = lora_fs("apply", "-f", "docs", "-f", "none.yaml")
     assert (missing.code, "none.yaml: cannot be read" in missing.err) == (1, True)
+    monkeypatch.setattr("sys.stdin", None)
+    closed = lora_fs("apply", "-f", "-")
+    assert (closed.code, "stdin, and that is closed" in closed.err) == (2, True)
 
 
 def test_apply_waits_for_the_replicas(lora_fs: LoraFs, shop: Path, report: Callable[..., None]) -> None:
     """Until they have seen what was written; exit 6 where fewer follow than a document asks for."""
-    file = write(shop / "a.yaml", document("a", "lora-1", replicas=2))
+    file = write(shop / "a.yaml", document("a", "lora-1"), document("c", "lora-3", replicas=2))
     report("one", recent=seen())
-    assert lora_fs("apply", "-f", file, "--wait", "50ms").code == 6
+    late = lora_fs("apply", "-f", file, "--wait", "50ms")
+    assert (late.code, "after 0.05 s not followed by any replica: 1 of" in late.err) == (6, True), late.err
     write(shop / "a.yaml", document("b", "lora-2", replicas=2))
     report("one", recent=seen("b"))
     report("two", recent=seen("b"))

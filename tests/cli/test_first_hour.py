@@ -93,12 +93,10 @@ def test_a_port_in_use(root: Path, tmp_path: Path) -> None:
     assert "listening on port" not in done.stderr
 
 
-@pytest.mark.parametrize("text", [None, "s3cr3t verbs=all\n"], ids=["missing", "malformed"])
-def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str | None) -> None:
+def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
     """It is told when the sidecar starts, lets nobody in, and no token is told with it."""
     file, log, port = tmp_path / "tokens", tmp_path / "log", free_port()
-    if text is not None:
-        file.write_text(text)
+    file.write_text("s3cr3t verbs=all\n")
     words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--token-file", str(file)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--engine", "http://127.0.0.1:9"]
     url, call = f"http://127.0.0.1:{port}", {"lora_name": "a", "lora_path": str(root)}

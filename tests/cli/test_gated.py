@@ -196,6 +196,9 @@ def test_registering_activates_nothing_new(lora_fs: LoraFs, root: Path, folder: 
     assert lora_fs("list", "-o", "json").json == before
     assert lora_fs("register", "a", folder(3), "--no-activate").code == 0
     assert lora_fs("register", "a", folder(1)).code == 0  # it serves the name already
+    rehearsed, done = (lora_fs("register", "a", folder(2), *more) for more in (["--dry-run"], []))
+    assert (rehearsed.code, rehearsed.err) == (done.code, done.err)
+    assert "a@v2 may not serve a" in done.err
 
 
 def test_a_gate_that_is_none(lora_fs: LoraFs, root: Path) -> None:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from lora_fs.sidecar.cli.look.events import _local
 from lora_fs.sidecar.cli.main import COMMANDS, cli
@@ -252,6 +254,17 @@ def test_events_are_followed(publish: Callable[..., None]) -> None:
         publish("pod-a", event(2, "Loaded"), event(1, "Loading", count=2))
         assert json.loads(next(lines))["count"] == 2
         process.terminate()
+
+
+@pytest.mark.usefixtures("two")
+def test_followed_events_are_documents(
+    lora_fs: LoraFs, publish: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In YAML one after the other."""
+    publish("pod-a", event(1, "Loading"), event(2, "Loaded"))
+    monkeypatch.setattr(time, "sleep", Mock(side_effect=KeyboardInterrupt))
+    told = yaml.safe_load_all(lora_fs("events", "--follow", "-o", "yaml").out)
+    assert [one["reason"] for one in told] == ["Loading", "Loaded"]
 
 
 @pytest.mark.usefixtures("two")

@@ -603,6 +603,8 @@ def test_a_volume_or_a_server(
     for odd in ("ftp://x", "http://", "http://u:p@x", "http://x/v1", "x"):
         ran = lora_fs("list", "--server", odd)
         assert (ran.code, f"Error: --server {odd.replace('u:p', '***')}: " in ran.err) == (2, True)
+    ran = lora_fs("list", "--server", "http://x:y")
+    assert (ran.code, "http://x:y is no address" in ran.err) == (2, True)
     for option in ("--link", "--lora-downloader-plugin=a.B"):
         ran = lora_fs("register", "a", "./v1", option, "--server", url)
         assert (ran.code, "needs the volume" in ran.err) == (2, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_fs.sidecar.cli.backends.volume import OnVolume
 from lora_fs.sidecar.cli.options import waiting
 from lora_fs.sidecar.cli.volume import gc
 from lora_fs.sidecar.model import Phase, ReplicaStatus
@@ -39,6 +40,7 @@ def test_no_replica_to_wait_for(lora_fs: LoraFs, folder: Folder) -> None:
     ran = lora_fs("register", "a", folder(1), "--wait", "5", "--min-replicas", "0")
     assert ran.code == 0
     assert "no live replica" in ran.err
+    assert lora_fs("register", "b", folder(2), "--wait", "100ms", "--dry-run").code == 0
 
 
 def test_a_replica_that_follows(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
@@ -286,6 +288,19 @@ def test_status(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
         ("two", "Unloaded", False),
     ]
     assert "5 min ago" in lora_fs("status").out
+
+
+def test_a_gateway_knows_an_adapter_by_its_public_name(
+    lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of several namespaces serve it under its namespace: that one's homes are asked for."""
+    asked: list[str | None] = []
+    monkeypatch.setattr(OnVolume, "fleet", lambda _, name: asked.append(name))
+    lora_fs("register", "a", folder(1))
+    for namespaces in (("default",), ("default", "team-a")):
+        report("pod", namespaces=namespaces)
+        lora_fs("status", "a")
+    assert asked == ["a", "default/a"]
 
 
 def test_status_shows_what_a_terminal_would_act_on(lora_fs: LoraFs, folder: Folder, report: Report) -> None:

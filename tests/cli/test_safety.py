@@ -218,13 +218,13 @@ def test_every_format_of_every_command() -> None:
 
 
 def test_yaml_says_what_json_says(two: LoraFs, report: Report, folder: Folder) -> None:
-    """The two are one document."""
+    """The two are one document, of which YAML may have several in a row."""
     report("pod-a", recent=seen(pointer=2, revision="v2"), phases={"a": Phase.FAILED}, revision="v2")
     seconds = re.compile(r'("?seen_s"?: )[\d.]+')
     looks = ("list", "show a", "status", "top", "events", "quota", "version", "fsck", "gc --dry-run")
     for line in (*looks, f"validate {folder(3)}", "wait nobody --for deleted"):
         forms = [seconds.sub(r"\1 0", two(*line.split(), "-o", form).out) for form in ("yaml", "json")]
-        assert yaml.safe_load(forms[0]) == json.loads(forms[1]), line
+        assert list(yaml.safe_load_all(2 * forms[0])) == 2 * [json.loads(forms[1])], line
 
 
 def test_names_alone(two: LoraFs) -> None:

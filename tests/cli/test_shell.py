@@ -67,6 +67,8 @@ def test_an_option_of_the_registry_behind_the_command(
     assert lora_fs("list", "-o", "name", *behind).out == "sql\n"
     assert lora_fs("-n", "team-a", "list", *behind[:2], "-o", "name").out == "sql\n"
     assert lora_fs("list", *behind[:2], "-A", "-o", "name").out == "team-a/sql\n"
+    ran = lora_fs("unregister", "sql", *behind, "-n", "team-b")
+    assert (ran.code, "unregister works in one namespace" in ran.err) == (2, True)
 
 
 def test_an_unknown_option(lora_fs: LoraFs) -> None:

@@ -43,9 +43,7 @@ def test_a_table_is_one_write(one: LoraFs, folder: Folder) -> None:
         os.close(write)
 
 
-@pytest.mark.parametrize(
-    "words", ["list", "show a", "status -o json", "doctor", "--help", "--version", "register --help"]
-)
+@pytest.mark.parametrize("words", ["list", "doctor", "--help", "--version", "register --help"])
 def test_a_reader_that_leaves(one: LoraFs, unread: int, words: str) -> None:
     """``lora-fs list | head -0`` ends without a word on stderr, and is no failure."""
     ran = subprocess.run(
@@ -64,16 +62,14 @@ def test_an_export_that_nobody_takes(one: LoraFs, unread: int) -> None:
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(("words", "code"), [("lsit", 2), ("list --al", 2), ("show b", 3)])
+@pytest.mark.parametrize(("words", "code"), [("lsit", 2), ("show b", 3)])
 def test_nobody_reads_what_went_wrong(one: LoraFs, unread: int, words: str, code: int) -> None:
     """The exit code is the one it would have been."""
     ran = subprocess.run([LORA_FS, *words.split()], stdout=unread, stderr=unread, check=False, timeout=60)
     assert ran.returncode == code
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [("list", 0), ("validate {source}", 0), ("register b {source}", 0), ("show c", 3)]
-)
+@pytest.mark.parametrize(("words", "code"), [("list", 0), ("register b {source}", 0), ("show c", 3)])
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_closed_stream(one: LoraFs, folder: Folder, words: str, code: int, closed: str) -> None:
     """``lora-fs register … >&-`` does its work; the other stream gets what is its own."""
@@ -122,18 +118,16 @@ def test_no_bar_in_a_log(one: LoraFs, folder: Folder, words: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("options", ["", "--no-artifacts", "--scope-only"])
-def test_an_export_to_a_closed_stream(one: LoraFs, options: str) -> None:
+def test_an_export_to_a_closed_stream(one: LoraFs) -> None:
     """``lora-fs export - >&-`` is refused: there would be no backup, and 0 would say that there is one."""
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", LORA_FS, "export", "-", *options.split()]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", LORA_FS, "export", "-"]
     ran = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "with - the export is written to stdout, and that is closed" in ran.stderr
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "latin-1:strict", "cp437"])
-@pytest.mark.parametrize("words", ["show b", "show b -o json", "list -o wide", "show b@東京"])
-def test_a_stream_without_the_characters(one: LoraFs, folder: Folder, encoding: str, words: str) -> None:
+@pytest.mark.parametrize("words", ["show b", "show b@東京"])
+def test_a_stream_without_the_characters(one: LoraFs, folder: Folder, words: str) -> None:
     """What an encoding lacks is escaped: a label in another script is no reason to fail."""
     assert one("register", "b", folder(2), "--label", "city=Zürich–東京").code == 0
     ran, whole = (
@@ -144,10 +138,9 @@ def test_a_stream_without_the_characters(one: LoraFs, folder: Folder, encoding: 
             check=False,
             timeout=60,
         )
-        for name in (encoding, "utf-8")
+        for name in ("latin-1:strict", "utf-8")
     )
     assert ran.returncode == whole.returncode
     assert b"Traceback" not in ran.stderr
-    name = encoding.partition(":")[0]
     for narrow, wide in ((ran.stdout, whole.stdout), (ran.stderr, whole.stderr)):
-        assert narrow == wide.decode().encode(name, "backslashreplace")
+        assert narrow == wide.decode().encode("latin-1", "backslashreplace")

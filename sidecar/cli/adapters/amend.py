@@ -8,7 +8,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Count, Duration, labels_or_none
-from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.options.waiting import follow
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
 from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
@@ -18,10 +18,7 @@ from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
 @parameters.name
 @parameters.revision_option()
 @click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def pin(
     context: Context,
@@ -29,8 +26,6 @@ def pin(
     revision: str | None,
     priority: int | None,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Never evict NAME.
@@ -42,24 +37,19 @@ def pin(
     done = context.backend.do(
         context.scope(), name, Pin(revision=revision, priority=priority, dry_run=dry_run)
     )
-    _tell(context, done, wait, min_replicas, output)
+    _tell(context, done, output)
 
 
 @command()
 @parameters.name
 @parameters.revision_option()
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def unpin(
     context: Context,
     name: str,
     revision: str | None,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Restore the policy that NAME had before its pin.
@@ -69,7 +59,7 @@ def unpin(
       lora-fs unpin support
     """
     done = context.backend.do(context.scope(), name, Unpin(revision=revision, dry_run=dry_run))
-    _tell(context, done, wait, min_replicas, output)
+    _tell(context, done, output)
 
 
 @command("set")
@@ -101,10 +91,7 @@ def unpin(
     metavar="G",
     help="Only if its record is of this generation still; exit 4 if not",
 )
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def set_fields(
     context: Context,
@@ -117,8 +104,6 @@ def set_fields(
     keep_revisions: int | str | None,
     if_generation: int | None,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Change NAME's policy, labels or retention.
@@ -144,10 +129,10 @@ def set_fields(
         "dry_run": dry_run,
     }
     done = context.backend.do(context.scope(), name, Set.model_validate(said))
-    _tell(context, done, wait, min_replicas, output)
+    _tell(context, done, output)
 
 
-def _tell(context: Context, done: Done, wait: float | None, min_replicas: int, output: Format) -> None:
+def _tell(context: Context, done: Done, output: Format) -> None:
     records, pointer, dry_run = done.records, done.pointer, done.dry_run
     context.noted.update(revision=",".join(record.revision for record in records))
     told = {
@@ -166,9 +151,8 @@ def _tell(context: Context, done: Done, wait: float | None, min_replicas: int, o
         if pointer is not None:
             kept = pointer.keep_revisions or "as many as the namespace says"
             context.say(f"{pointer.name}: gc {'would keep' if dry_run else 'keeps'} {kept}")
-    if wait is not None and not dry_run:
-        written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
-        wait_for(context, context.scope(), written, wait, min_replicas=min_replicas)
+    written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
+    follow(context, context.scope(), written, dry_run=dry_run)
 
 
 COMMANDS = (pin, unpin, set_fields)

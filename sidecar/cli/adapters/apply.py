@@ -44,10 +44,7 @@ MARKS: Final = {"created": "+", "changed": "~", "removed": "-", "kept": "=", "fa
 @click.option(
     "--prune", is_flag=True, help="Unregister what an apply of this owner registered and no document names"
 )
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def apply(
     context: Context,
@@ -55,8 +52,6 @@ def apply(
     owner: str,
     prune: bool,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Register and change adapters as documents in YAML say; one that cannot be stops no other.
@@ -93,8 +88,8 @@ def apply(
         complain(str(problem))
     if prune and not whole:
         complain("nothing was pruned: not every document, or not every record, could be read")
-    if wait is not None and not dry_run:
-        _wait(context, rows, wait, min_replicas)
+    if context.wait_s is not None and not dry_run:
+        _wait(context, rows, context.wait_s)
     if problems or carrying.unreadable:
         raise OperatorError(f"{len(problems)} of {len(rows) + len(found.problems)} could not be applied")
     if dry_run and any(row.outcome in ("created", "changed", "removed") for row in rows):
@@ -155,11 +150,11 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _wait(context: Context, rows: Sequence[Row], timeout_s: float, min_replicas: int) -> None:
+def _wait(context: Context, rows: Sequence[Row], timeout_s: float) -> None:
     """Until every live replica follows all writes, within one deadline."""
     from lora_fs.sidecar.cli.options.waiting import wait_for
 
-    deadline = time.monotonic() + timeout_s
+    until = time.monotonic() + timeout_s
     for row in rows:
         if not row.written:
             continue
@@ -168,9 +163,10 @@ def _wait(context: Context, rows: Sequence[Row], timeout_s: float, min_replicas:
             context,
             row.scope,
             list(row.written.values()),
-            max(0.0, deadline - time.monotonic()),
+            timeout_s,
+            until=until,
             loads=row.record.key if row.record is not None else None,
-            min_replicas=min_replicas if asked is None else asked,
+            min_replicas=context.min_replicas if asked is None else asked,
         )
 
 

@@ -11,7 +11,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration
-from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.options.waiting import follow
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import AdapterKey
@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Also one that the namespace's gate refuses; the audit tells")
 @click.option("--finish", is_flag=True, help="Let it serve the name, and end the trial")
 @click.option("--abort", is_flag=True, help="Let it answer nothing more, and end the trial")
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def canary(
     context: Context,
@@ -58,8 +55,6 @@ def canary(
     finish: bool,
     abort: bool,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Let REVISION answer a share of the requests for NAME; change, finish or abort that.
@@ -97,9 +92,8 @@ def canary(
         share = f", {trial.revision} answers {trial.percent} % of the requests" if trial is not None else ""
         serves = "would serve" if dry_run else "serves"
         context.say(f"{name} {serves} {pointer.revision}{share}")
-    if wait is not None and tried is not None and not dry_run:
-        loads = AdapterKey(*scope, tried, name)
-        wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
+    if tried is not None:
+        follow(context, scope, [pointer], dry_run=dry_run, loads=AdapterKey(*scope, tried, name))
 
 
 def _stepped(
@@ -121,7 +115,6 @@ def _stepped(
         raise click.UsageError(f"say which revision: lora-fs canary {name} REVISION --steps …")
     if wanted is not None and chosen in known.evaluations.unreadable:
         raise OperatorError(known.evaluations.unreadable[chosen])
-    context.noted.update(revision=chosen)
     stepping = Stepping(
         context, scope, AdapterKey(*scope, chosen, name), wanted, known.evaluations.found.get(chosen)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +17,31 @@ from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration, Place
 from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.errors import NotFound, OperatorError
+from lora_fs.sidecar.setting_checks import server_address
+from lora_fs.sidecar.sources.uri import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lora_fs.sidecar.cli.backends.port import Named
     from lora_fs.sidecar.evaluation.cases import Data
+    from lora_fs.sidecar.evaluation.journal import Journal
     from lora_fs.sidecar.evaluation.running import Found, Score
     from lora_fs.sidecar.model import Record
     from lora_fs.sidecar.model.evaluation import Evaluation
 
 CONFIDENCE = 0.95
+
+
+def _address(_: object, __: object, url: str | None) -> str | None:
+    """Refuse what nobody could ask, before anybody waits for an answer."""
+    try:
+        return server_address(url)
+    except ValueError as error:
+        raise click.UsageError(
+            f"--url {redacted(str(url))} is no address: write for example http://gateway:8001, "
+            "and a key into --api-key-file"
+        ) from error
 
 
 @command()
@@ -40,7 +55,10 @@ CONFIDENCE = 0.95
     help="The revision to compare with [default: the one that NAME serves; none if that is REVISION]",
 )
 @click.option(
-    "--url", metavar="URL", help="The replica or gateway to ask [default: the sidecar that --server names]"
+    "--url",
+    metavar="URL",
+    callback=_address,
+    help="The replica or gateway to ask [default: the sidecar that --server names]",
 )
 @click.option("--gate", metavar="GATE", help="Exit 5 if it is not passed, such as 'pass_rate>=0.9'")
 @click.option(
@@ -90,8 +108,10 @@ def evaluate(
       lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8001
       lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8001 --gate 'regressions<=2'
     """
+    from lora_fs.sidecar.cli.backends.client import read_token
     from lora_fs.sidecar.evaluation import cases
     from lora_fs.sidecar.evaluation.command_score import ByCommand
+    from lora_fs.sidecar.evaluation.journal import Journal
     from lora_fs.sidecar.evaluation.running import by_expectation
     from lora_fs.sidecar.model.gates import parse
 
@@ -100,8 +120,6 @@ def evaluate(
     url = url or context.server()
     if url is None:
         raise click.UsageError("say whom to ask: --url of a replica or a gateway")
-    if not url.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url} is no address: write for example http://gateway:8001")
     wanted = parse(gate) if gate is not None else None
     read = cases.check(data, scored=score_command is not None)
     score: Score = ByCommand(score_command) if score_command is not None else by_expectation
@@ -109,7 +127,11 @@ def evaluate(
     records = _chosen(context.backend.named(scope, name), f"{name} of {scope}", revision, against)
     if wanted is not None and wanted.needs_baseline and len(records) == 1:
         raise click.UsageError("this gate compares, and there is nothing to compare with: give --against")
-    run = _Run(url, records, read, concurrency, patience, journal, score, score_command, _key(api_key_file))
+    about = {"data": read.sha256, "score_command": score_command or ""}
+    about |= {f"@{record.revision}": record.spec.digest for record in records}
+    key = read_token(api_key_file) if api_key_file is not None else None
+    keeps = Journal(journal, about) if journal is not None else None
+    run = _Run(url, records, read, concurrency, patience, keeps, score, key)
     found = asyncio.run(run.evaluate())
     evaluation = run.evaluation(found)
     if wanted is not None:
@@ -150,31 +172,18 @@ def _chosen(named: Named, what: str, revision: str | None, against: str | None) 
     return tuple(known[one] for one in (chosen, other) if one is not None)
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One evaluation over HTTP."""
 
-    def __init__(
-        self,
-        url: str,
-        records: tuple[Record, ...],
-        data: Data,
-        concurrency: int,
-        patience_s: float,
-        journal: Path | None,
-        score: Score,
-        score_command: str | None,
-        key: str | None,
-    ) -> None:
-        from lora_fs.sidecar.evaluation.journal import Journal
-
-        self._url, self._records, self._data, self._concurrency = url, records, data, concurrency
-        self._patience_s, self._score, self._key = patience_s, score, key
-        about = {
-            "data": data.sha256,
-            "score_command": score_command or "",
-            **{f"@{record.revision}": record.spec.digest for record in records},
-        }
-        self._journal = Journal(journal, about) if journal is not None else None
+    url: str
+    records: tuple[Record, ...]
+    data: Data
+    concurrency: int
+    patience_s: float
+    journal: Journal | None
+    score: Score
+    key: str | None
 
     async def evaluate(self) -> Found:
         """Ask all cases; raises what ``running.Evaluating.run`` does."""
@@ -185,57 +194,57 @@ class _Run:
         from lora_fs.sidecar.evaluation.patience import Patience
         from lora_fs.sidecar.evaluation.running import Evaluating
 
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key is not None else {}
-        connector = aiohttp.TCPConnector(limit=self._concurrency)
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key is not None else {}
+        connector = aiohttp.TCPConnector(limit=self.concurrency)
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-            asker, models = Asker(session, self._url), list[str]()
-            for record in self._records:
+            asker, models = Asker(session, self.url), list[str]()
+            for record in self.records:
                 plain = f"{record.name}@{record.revision}"
                 try:
-                    models.append(await find_model(asker, record.key, Patience(self._patience_s), self._away))
+                    models.append(await find_model(asker, record.key, Patience(self.patience_s), self._away))
                 except Refused as error:
-                    raise OperatorError(f"{self._url} does not answer for {plain}: {error}") from error
+                    raise OperatorError(f"{self.url} does not answer for {plain}: {error}") from error
             try:
-                with asking(self._data.cases) as progress:
+                with asking(self.data.cases) as progress:
                     run = Evaluating(
                         asker,
                         tuple(models),
-                        concurrency=self._concurrency,
-                        patience_s=self._patience_s,
-                        journal=self._journal,
-                        score=self._score,
+                        concurrency=self.concurrency,
+                        patience_s=self.patience_s,
+                        journal=self.journal,
+                        score=self.score,
                         progress=progress,
                     )
-                    return await run.run(self._data)
+                    return await run.run(self.data)
             finally:
-                if self._journal is not None:
-                    self._journal.close(done=False)
+                if self.journal is not None:
+                    self.journal.close(done=False)
 
     def kept(self) -> None:
         """Remove the journal: nobody has to resume the run."""
-        if self._journal is not None:
-            self._journal.close(done=True)
+        if self.journal is not None:
+            self.journal.close(done=True)
 
     def _away(self, error: Exception) -> None:
-        complain(f"{error}: evaluate asks again for {self._patience_s:g} s")
+        complain(f"{error}: evaluate asks again for {self.patience_s:g} s")
 
     def evaluation(self, found: Found) -> Evaluation:
         """The stored evaluation."""
         from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 
-        record = self._records[0]
+        record = self.records[0]
         measured = [
             Measured(revision=one.revision, digest=one.spec.digest, figures=totals.figures())
-            for one, totals in zip(self._records, found.totals, strict=True)
+            for one, totals in zip(self.records, found.totals, strict=True)
         ]
         return Evaluation(
             namespace=record.namespace,
             model=record.model,
             name=record.name,
-            data=self._data.path.name,
-            data_sha256=self._data.sha256,
-            cases=self._data.cases,
-            concurrency=self._concurrency,
+            data=self.data.path.name,
+            data_sha256=self.data.sha256,
+            cases=self.data.cases,
+            concurrency=self.concurrency,
             measured=measured[0],
             baseline=measured[1] if len(measured) > 1 else None,
             compared=found.pairs.figures(CONFIDENCE) if len(measured) > 1 else {},
@@ -244,17 +253,11 @@ class _Run:
         )
 
 
-def _key(file: Path | None) -> str | None:
-    from lora_fs.sidecar.cli.backends.client import read_token
-
-    return read_token(file) if file is not None else None
-
-
 def _keep(context: Context, evaluation: Evaluation, *, dry_run: bool) -> None:
     from lora_fs.sidecar.registry.lifecycle.acts import Evaluate
 
-    context.noted.update(revision=evaluation.measured.revision, passed=evaluation.passed)
     context.backend.do(context.scope(), evaluation.name, Evaluate(evaluation=evaluation, dry_run=dry_run))
+    context.noted.update(revision=evaluation.measured.revision, passed=evaluation.passed)
 
 
 def _show(context: Context, evaluation: Evaluation) -> None:

@@ -7,7 +7,7 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.options.waiting import follow
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.lifecycle.acts import Done, Promote, Rollback, Unregister
@@ -19,10 +19,7 @@ from lora_fs.sidecar.registry.lifecycle.acts import Done, Promote, Rollback, Unr
 @click.option("--all-revisions", is_flag=True, help="The name with everything it has")
 @click.option("--keep-files", is_flag=True, help="gc never removes its files")
 @click.option("--force", is_flag=True, help="Also the revision that NAME serves while others are registered")
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def unregister(
     context: Context,
@@ -32,8 +29,6 @@ def unregister(
     keep_files: bool,
     force: bool,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Unregister NAME on every replica.
@@ -56,8 +51,7 @@ def unregister(
     if not context.printed(told, output, [f"{name}@{record.revision}" for record in gone]):
         did = "would unregister" if dry_run else "unregistered"
         context.say(f"{did} {name} ({', '.join(record.revision for record in gone)}) in {scope}")
-    if wait is not None and not dry_run:
-        wait_for(context, scope, gone, wait, gone={record.key for record in gone}, min_replicas=min_replicas)
+    follow(context, scope, gone, dry_run=dry_run, gone={record.key for record in gone})
 
 
 @command()
@@ -67,10 +61,7 @@ def unregister(
     "--require-evaluation", is_flag=True, help="Exit 5 unless its newest evaluation passed its gate"
 )
 @click.option("--force", is_flag=True, help="Also one that the namespace's gate refuses; the audit tells")
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def promote(
     context: Context,
@@ -79,8 +70,6 @@ def promote(
     require_evaluation: bool,
     force: bool,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Let NAME serve REVISION.
@@ -96,24 +85,19 @@ def promote(
         raise click.UsageError("--force and --require-evaluation exclude each other")
     act = Promote(revision=revision, require_evaluation=require_evaluation, force=force, dry_run=dry_run)
     done = context.backend.do(context.scope(), name, act)
-    _follow(context, done, "promote", wait, min_replicas, output)
+    _tell(context, done, "promote", output)
 
 
 @command()
 @parameters.name
 @parameters.revision_option(default="whichever it served before")
-@parameters.dry_run
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def rollback(
     context: Context,
     name: str,
     revision: str | None,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Let NAME serve the revision it served before.
@@ -126,12 +110,10 @@ def rollback(
       lora-fs rollback support@v1
     """
     done = context.backend.do(context.scope(), name, Rollback(revision=revision, dry_run=dry_run))
-    _follow(context, done, "roll back", wait, min_replicas, output)
+    _tell(context, done, "roll back", output)
 
 
-def _follow(
-    context: Context, done: Done, verb: str, wait: float | None, min_replicas: int, output: Format
-) -> None:
+def _tell(context: Context, done: Done, verb: str, output: Format) -> None:
     pointer, dry_run = done.pointer, done.dry_run
     assert pointer is not None  # both acts move it
     context.noted.update(revision=pointer.revision)
@@ -139,10 +121,10 @@ def _follow(
     if not context.printed(told, output, [f"{pointer.name}@{pointer.revision}"]):
         did = f"would {verb}" if dry_run else {"promote": "promoted", "roll back": "rolled back"}[verb]
         context.say(f"{did} {pointer.name}: serves {pointer.revision}")
-    if wait is not None and pointer.revision is not None and not dry_run:
+    if pointer.revision is not None:
         scope = context.scope()
         loads = AdapterKey(*scope, pointer.revision, pointer.name)
-        wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
+        follow(context, scope, [pointer], dry_run=dry_run, loads=loads)
 
 
 COMMANDS = (unregister, promote, rollback)

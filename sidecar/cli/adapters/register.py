@@ -8,7 +8,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration, labels
-from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.options.waiting import follow
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
@@ -53,11 +53,8 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
 @parameters.force
-@parameters.dry_run
 @parameters.create
-@parameters.wait
-@parameters.min_replicas
-@parameters.output
+@parameters.changes
 @click.pass_obj
 def register(
     context: Context,
@@ -75,8 +72,6 @@ def register(
     allow: tuple[str, ...],
     force: bool,
     dry_run: bool,
-    wait: float | None,
-    min_replicas: int,
     output: Format,
 ) -> None:
     """Register the adapter in SOURCE under NAME: a folder, or hf://, oci://, s3://, gs://, https:// or pvc://.
@@ -105,10 +100,9 @@ def register(
     done = context.backend.register(scope, name, source, how, link=link, plugin=plugin)
     context.noted.update(done.record.told)
     _tell(context, done, activate, output)
-    if wait is not None and not dry_run:
-        moved = [done.pointer] if activate and done.pointer is not None else []
-        written: list[Record | Pointer] = [done.record, *moved]
-        wait_for(context, scope, written, wait, loads=done.record.key, min_replicas=min_replicas)
+    moved = [done.pointer] if activate and done.pointer is not None else []
+    written: list[Record | Pointer] = [done.record, *moved]
+    follow(context, scope, written, dry_run=dry_run, loads=done.record.key)
 
 
 def _tell(context: Context, done: Outcome, activate: bool, output: Format) -> None:

@@ -8,7 +8,7 @@ else ended, changed or began stays as it is, and the command ends with Conflict.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import click
@@ -149,13 +149,10 @@ class Stepping:
             )
         if self._gate is None:
             return []
-        known, before = self._known()
+        found = self._evaluation
+        known, before = (found.figures, found.baseline_figures) if found is not None else ({}, {})
         figures = {**known, **tried.figures(replicas)}
         return list(self._gate.unmet(figures, {**before, **serving.figures(replicas)}))
-
-    def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        found = self._evaluation
-        return (found.figures, found.baseline_figures) if found is not None else ({}, {})
 
     def _replicas(self, deadline: float) -> list[ReplicaStatus]:
         """The live replicas. Asks a volume that does not answer again until the deadline.

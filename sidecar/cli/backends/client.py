@@ -60,7 +60,10 @@ class Client:
             if not quiet:
                 self._warn_if_overheard()
         timeout = httpx.Timeout(answer_s, connect=min(answer_s, CONNECT_S))
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, follow_redirects=False)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, follow_redirects=False)
+        except httpx.InvalidURL as error:
+            raise InputError(f"{url} is no address: {error}") from error
 
     def close(self) -> None:
         """End the connections."""

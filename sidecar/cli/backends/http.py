@@ -14,6 +14,7 @@ from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli.backends.client import ANSWER_S, Client
 from lora_fs.sidecar.cli.backends.port import Named
 from lora_fs.sidecar.cli.backends.sending import Sending
+from lora_fs.sidecar.cli.output import complain
 from lora_fs.sidecar.cli.progress import reading
 from lora_fs.sidecar.errors import InvalidAdapter, OperatorError, WaitTimeout
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
@@ -135,13 +136,14 @@ class OverHttp:
             try:
                 return self._read(Outcome, self._client.post(_path(scope, name, "register"), body))
             except WaitTimeout as error:
-                click.echo(f"{redacted(source)}: {error}", err=True)
+                complain(f"{redacted(source)}: {error}")
 
     def _uploaded(self, scope: Scope, name: str, source: str, said: RegisterAs) -> Outcome:
         """Check it here, so that a refusal costs no upload, and send the servable files."""
         folder = resolve(source)
         expectation = self._context.expectation(said.base_model, said.allow)
-        query = [(field, str(value)) for field, value in _query(said).items() if value is not None]
+        plain = said.model_dump(mode="json", exclude={"labels", "allow"}, exclude_defaults=True)
+        query = [(field, str(value)) for field, value in plain.items()]
         query += [("label", f"{key}={text}") for key, text in said.labels.items()]
         query += [("allow", code) for code in said.allow]
         with reading(folder, times=2) as advance:
@@ -159,7 +161,3 @@ class OverHttp:
 
 def _path(scope: Scope, *more: str) -> str:
     return "/".join((ADAPTERS, *scope, *more))
-
-
-def _query(said: RegisterAs) -> dict[str, object]:
-    return said.model_dump(mode="json", exclude={"labels", "allow"}, exclude_defaults=True)

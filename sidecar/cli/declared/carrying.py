@@ -23,6 +23,7 @@ from lora_fs.sidecar.cli.declared.reading import Declared, Problem
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.errors import (
     Conflict,
+    GateNotPassed,
     InvalidName,
     LoraFsError,
     OverQuota,
@@ -30,7 +31,7 @@ from lora_fs.sidecar.errors import (
     TemporaryError,
 )
 from lora_fs.sidecar.model import Pointer, Record, Scope
-from lora_fs.sidecar.registry.lifecycle.acts import Act, Unregister
+from lora_fs.sidecar.registry.lifecycle.acts import Act, Promote, Unregister
 from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED, digest_of, hash_files
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
 from lora_fs.sidecar.sources.known import is_remote
@@ -83,8 +84,7 @@ class Carrying:
 
     def prune(self, declared: Collection[Name]) -> list[Row]:
         """Remove what only an earlier ``apply`` of this owner made, and no document has."""
-        whole, mixed = prunable(self._there, declared, self._owner)
-        return [*(Row(*name, "kept") for name in mixed), *map(self._prune, whole)]
+        return [self._prune(name) for name in prunable(self._there, declared, self._owner)]
 
     def _prune(self, name: Name) -> Row:
         row = Row(*name, "removed")
@@ -158,12 +158,16 @@ class Carrying:
         return str(declared.folder / source)
 
     def _rehearse(self, declared: Declared, wanted: Plan, row: Row) -> None:
-        """Check the registration in advance, if that needs no download."""
+        """Check the registration, if that needs no download, or the acts."""
         source = self._source(declared)
         remote = is_remote(source, self._context.settings.lora_downloader_plugin)
         if wanted.register is not None and not remote:
             said = wanted.register.model_copy(update={"dry_run": True})
             self._context.backend.register(*declared.key, source, said, link=False, plugin=None)
+        for act in wanted.acts:
+            self._do(row, act)
+            if isinstance(act, Promote):
+                return  # what follows needs the pointer that it writes
 
     def _register(self, declared: Declared, wanted: Plan, row: Row) -> Offered:
         assert wanted.register is not None
@@ -190,8 +194,7 @@ class Carrying:
                 raise Refused(("spec", field_name), f"what came from {spec.source} has {found}")
 
     def _do(self, row: Row, act: Act) -> None:
-        if self._dry_run:
-            return
+        act = act.model_copy(update={"dry_run": self._dry_run})
         done = self._context.backend.do(row.scope, row.name, act)
         for record in done.records:
             row.written[f"record {record.revision}"] = record
@@ -210,6 +213,7 @@ def _check_allowed(codes: list[str]) -> None:
 
 
 def _field_of(error: Exception) -> tuple[str, ...]:
-    if isinstance(error, Conflict | OverQuota | TemporaryError) and not isinstance(error, SourceUnavailable):
-        return ("spec",)
-    return ("metadata", "name") if isinstance(error, InvalidName) else ("spec", "source")
+    if isinstance(error, InvalidName):
+        return ("metadata", "name")
+    is_whole = isinstance(error, Conflict | GateNotPassed | OverQuota | TemporaryError)
+    return ("spec",) if is_whole and not isinstance(error, SourceUnavailable) else ("spec", "source")

@@ -82,6 +82,8 @@ def plan(document: LoraAdapter, there: Registered, offered: Offered, owner: str)
     _check_owner(there, owner)
     spec = document.spec
     record = _chosen(spec, there, offered)
+    if spec.canary is not None:
+        _check_canary(document.metadata.name, there, record.revision if record is not None else None)
     if record is None:
         return _new(document, there, owner)
     changed: list[Difference] = []
@@ -95,9 +97,7 @@ def plan(document: LoraAdapter, there: Registered, offered: Offered, owner: str)
         acts.append(Promote(revision=record.revision))
     if spec.canary is not None:
         trial = there.pointer.canary if there.pointer is not None else None
-        share = trial.percent if trial is not None and trial.revision == record.revision else None
-        if there.serves in (None, record.revision):
-            raise Refused(("spec", "canary"), f"a canary needs another revision that {record.name} serves")
+        share = trial.percent if trial is not None else None
         if share != spec.canary:
             changed.append(Difference("canary", share, spec.canary))
             acts.append(Try(revision=record.revision, percent=spec.canary))
@@ -106,6 +106,16 @@ def plan(document: LoraAdapter, there: Registered, offered: Offered, owner: str)
         changed.append(Difference("keepRevisions", kept, spec.keepRevisions))
         acts.append(Set(keep_revisions=spec.keepRevisions))
     return Plan(tuple(changed), acts=tuple(acts), record=record)
+
+
+def _check_canary(name: str, there: Registered, revision: str | None) -> None:
+    """Refuse a trial that nobody can begin, before anything is registered. ``revision`` None: a new one."""
+    if there.serves in (None, revision):
+        raise Refused(("spec", "canary"), f"a canary needs another revision that {name} serves")
+    trial = there.pointer.canary if there.pointer is not None else None
+    if trial is not None and trial.revision != revision:
+        why = f"{trial.revision} is on trial: finish or abort that first"
+        raise Refused(("spec", "canary"), why)
 
 
 def plan_absent(there: Registered, owner: str) -> Plan:
@@ -117,15 +127,9 @@ def plan_absent(there: Registered, owner: str) -> Plan:
     return Plan(gone, acts=(Unregister(all_revisions=True),))
 
 
-def prunable(
-    registered: Mapping[Name, Registered], declared: Collection[Name], owner: str
-) -> tuple[list[Name], list[Name]]:
-    """Names that only ``apply`` with this owner made and no document has; and those that others also made."""
-    orphans = [
-        name for name in sorted(registered) if name not in declared and owner in registered[name].owners
-    ]
-    whole = [name for name in orphans if registered[name].owners == {owner}]
-    return whole, [name for name in orphans if registered[name].owners != {owner}]
+def prunable(registered: Mapping[Name, Registered], declared: Collection[Name], owner: str) -> list[Name]:
+    """Names of which ``apply`` with this owner registered a revision, and that no document has."""
+    return [name for name in sorted(registered) if name not in declared and owner in registered[name].owners]
 
 
 def _check_owner(there: Registered, owner: str) -> None:

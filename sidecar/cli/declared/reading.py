@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from lora_fs.sidecar import yaml_texts as texts
 from lora_fs.sidecar.cli.declared import others
 from lora_fs.sidecar.cli.declared.documents import LoraAdapter
 from lora_fs.sidecar.cli.declared.others import Translated
+from lora_fs.sidecar.cli.options.values import stdin
 from lora_fs.sidecar.errors import InvalidName
 from lora_fs.sidecar.model import Scope, model_slug
 from lora_fs.sidecar.sources.migration.gie import CONFIG
@@ -115,7 +115,7 @@ def _files(names: Sequence[str], found: Read) -> Iterator[str]:
 
 def _text(file: str) -> str:
     if file == STDIN:
-        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        data = stdin("a document").read(MOST_BYTES + 1)
     else:
         with Path(file).open("rb") as opened:
             data = opened.read(MOST_BYTES + 1)

@@ -136,8 +136,10 @@ def _follow(context: Context, backend: Backend, wanted: Wanted, told: list[Told]
     def show(one: Told) -> None:
         if output.for_people:
             context.say("  ".join(one.cells()))
+        elif output is Format.JSON:
+            click.echo(json.dumps(_plain(one)))
         else:
-            click.echo(one.adapter if output is Format.NAME else json.dumps(_plain(one)))
+            context.printed(_plain(one), output, [one.adapter])
 
     if output.for_people:
         context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")

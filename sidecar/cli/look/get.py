@@ -9,7 +9,7 @@ from lora_fs.sidecar.cli.look.show import show
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.cli.output import Format, as_yaml
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
@@ -64,8 +64,6 @@ def _write_documents(
     context: Context, selection: Selection, only: str | None, revision: str | None, *, all_namespaces: bool
 ) -> None:
     """Print a document for each name, of the revision that it serves; else of the last one."""
-    import yaml  # needed for this format alone
-
     from lora_fs.sidecar.cli.declared.documents import document_of
 
     scopes = context.scopes(all_namespaces=all_namespaces)
@@ -84,7 +82,7 @@ def _write_documents(
             for name in sorted(chosen)
         ]
     if documents:
-        click.echo(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), nl=False)
+        click.echo(as_yaml(documents))
 
 
 COMMANDS = (get,)

@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 if TYPE_CHECKING:
+    from lora_fs.sidecar.cli.backends.port import Backend
     from lora_fs.sidecar.server.bodies import FleetBody, FleetReplica
 
 WATCH_S = 1.0
@@ -189,8 +190,7 @@ def status(
     if watch and tells:
         raise click.UsageError("--watch and --exit-code exclude each other")
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
-    desired, reports = backend.desired(scopes, name), backend.reports()
-    fleet = backend.fleet(name)
+    desired, reports, fleet = _look(backend, scopes, name)
     lost: TemporaryError | None = None
     is_checked = name is None
     while True:
@@ -221,10 +221,19 @@ def status(
             return
         time.sleep(WATCH_S)
         try:
-            desired, reports, lost = backend.desired(scopes, name), backend.reports(), None
-            fleet = backend.fleet(name)
+            desired, reports, fleet = _look(backend, scopes, name)
+            lost = None
         except TemporaryError as error:
             lost = error
+
+
+def _look(
+    backend: Backend, scopes: Sequence[Scope], name: str | None
+) -> tuple[Desired, Reports, FleetBody | None]:
+    """Read the registry, the reports, and a gateway's view: it knows an adapter by its public name."""
+    desired, reports = backend.desired(scopes, name), backend.reports()
+    of_replicas = (public_name(one, scope, name) for scope in scopes for one in reports.of(scope) if name)
+    return desired, reports, backend.fleet(next(of_replicas, name))
 
 
 def _of(

@@ -18,22 +18,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.look.status import ago, seen_s
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.waiting import public_name
+from lora_fs.sidecar.cli.options.waiting import UNDER_WAY, public_name
 from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports
-from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
+from lora_fs.sidecar.registry.view.snapshot import Desired
 
 EVERY_S = 1.0
 MOST_ADAPTERS, MOST_TROUBLES = 30, 3
-UNDER_WAY = (Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING)
 ORDER = (Phase.FAILED, *UNDER_WAY, Phase.DRAINING, Phase.READY, Phase.UNLOADED)
 LETTERS = {
     Phase.FAILED: ("F", "bold red"),
@@ -207,9 +206,7 @@ class Sight:
             yield f"the report of {replica} cannot be read: {problem}"
 
 
-def sights(
-    scopes: Sequence[Scope], layout: Layout, view: RegistryView, *, all_namespaces: bool
-) -> Iterator[Sight]:
+def sights(scopes: Sequence[Scope], backend: Backend, *, all_namespaces: bool) -> Iterator[Sight]:
     """Yield a look now, then one every second.
 
     Raises:
@@ -218,12 +215,11 @@ def sights(
     rates, sight = Rates(), None
     while True:
         try:
-            view.refresh()
-            reports = read_reports(layout)
+            desired, reports = backend.desired(scopes), backend.reports()
             replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
             of = rates.note(replicas)
             lines = [replica_line(status, of.get(status.replica)) for status in replicas]
-            adapters = adapter_lines(view.desired, replicas, all_namespaces=all_namespaces)
+            adapters = adapter_lines(desired, replicas, all_namespaces=all_namespaces)
             sight = Sight(lines, adapters, reports.unreadable)
         except TemporaryError as error:
             if sight is None:
@@ -292,11 +288,10 @@ def top(context: Context, once: bool, all_namespaces: bool, output: Format) -> N
       lora-fs top
       lora-fs top --once -A
     """
-    layout = Layout(context.root())
+    context.root()  # no sidecar has to answer
     scopes = context.scopes(all_namespaces=all_namespaces)
     title = f"*/{context.scope().model}" if all_namespaces else str(context.scope())
-    view = RegistryView(context.reader(), scopes)
-    seen = sights(scopes, layout, view, all_namespaces=all_namespaces)
+    seen = sights(scopes, context.backend, all_namespaces=all_namespaces)
     first = next(seen)
     lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
     if context.printed(

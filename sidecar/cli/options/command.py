@@ -15,7 +15,7 @@ import click
 from click.types import OptionHelpExtra
 
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.values import Place
+from lora_fs.sidecar.cli.options.values import FormatName, Place
 from lora_fs.sidecar.shared_settings import SHARED, variables
 
 
@@ -105,8 +105,10 @@ class Command(click.Command):
         if not gc.isenabled():  # main switched it off; frozen objects are not scanned again
             gc.freeze()
             gc.enable()
-        context = ctx.find_object(Context)
-        if context is not None and context.checks_base_config:
+        context = ctx.ensure_object(Context)
+        if self.name != "sidecar" and len(context.given.get("namespaces", ())) > 1:
+            ctx.fail(f"{self.name} works in one namespace: give --namespace once")
+        if context.checks_base_config:
             context.expectation()  # also if the command does not use it: reports a misspelt value
         return super().invoke(ctx)
 
@@ -125,3 +127,11 @@ def _record(option: click.Parameter, ctx: click.Context) -> tuple[str, str] | No
 
 
 command: Final = partial(click.command, cls=Command)
+output_option: Final = click.option(
+    "-o",
+    "--output",
+    type=FormatName(),
+    default="text",
+    show_default=True,
+    help="For people, wide with more columns; for scripts; or names alone",
+)

@@ -35,13 +35,17 @@ class Context:
     Attributes:
         given: the options that stand above settings; None and () are absent ones.
         headers: whether tables have a header line.
+        wait_s: how long to wait for the replicas after a change; None: not at all.
+        min_replicas: how many live ones there must be then.
         checks_base_config: read ``--base-config`` if given, whatever the command does.
-        noted: what the audit gets besides the options.
+        noted: what a command wrote, for the audit; empty until it is written.
         completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
     headers: bool = True
+    wait_s: float | None = None
+    min_replicas: int = 1
     checks_base_config: bool = False
     noted: dict[str, object] = field(default_factory=dict)
     completes: bool = False

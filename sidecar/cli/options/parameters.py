@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from lora_fs.sidecar.cli.options.command import Setting
+from lora_fs.sidecar.cli.options.command import Setting, output_option
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.values import Duration, FormatName
+from lora_fs.sidecar.cli.options.values import Duration
 from lora_fs.sidecar.model import check_segment
 
 if TYPE_CHECKING:
@@ -89,10 +89,11 @@ def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Compl
 
 
 def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and context.obj is not None:
-        context.obj.take(create=True)
+    if value:
+        context.ensure_object(Context).take(create=True)
 
 
+output = output_option
 create = click.option(
     "--create",
     cls=Setting,
@@ -102,19 +103,19 @@ create = click.option(
     callback=_create,
     help="Make the registry if there is none, for demos and development",
 )
-output = click.option(
-    "-o",
-    "--output",
-    type=FormatName(),
-    default="text",
-    show_default=True,
-    help="For people, wide with more columns; for scripts; or names alone",
-)
 
 
 def _headers(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and context.obj is not None:
-        context.obj.headers = False
+    if value:
+        context.ensure_object(Context).headers = False
+
+
+def _wait(context: click.Context, _: click.Parameter, value: float | None) -> None:
+    context.ensure_object(Context).wait_s = value
+
+
+def _min_replicas(context: click.Context, _: click.Parameter, value: int) -> None:
+    context.ensure_object(Context).min_replicas = value
 
 
 no_headers = click.option(
@@ -130,6 +131,8 @@ all_namespaces = click.option(
 wait = click.option(
     "--wait",
     type=Duration(),
+    expose_value=False,
+    callback=_wait,
     help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
 )
 min_replicas = click.option(
@@ -138,10 +141,19 @@ min_replicas = click.option(
     default=1,
     show_default=True,
     metavar="N",
+    expose_value=False,
+    callback=_min_replicas,
     help="With --wait: exit 6 where fewer live replicas follow; 0: none is needed",
 )
 force = click.option("--force", is_flag=True, help="Register also what no live replica can serve")
 dry_run = click.option("--dry-run", is_flag=True, help="Check and say what would change; change nothing")
+
+
+def changes(function: _Decorated) -> _Decorated:
+    """Give a command that changes names --dry-run, --wait, --min-replicas and -o."""
+    return dry_run(wait(min_replicas(output(function))))
+
+
 name = click.argument("name", callback=named, shell_complete=_names)
 name_or_all = click.argument("name", required=False, callback=named, shell_complete=_names)
 name_or_pattern = click.argument("name", required=False, shell_complete=_names)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -57,8 +58,6 @@ class Duration(click.ParamType[float]):
         self._least, self._whole, self._bare = (1 if whole else least), whole, bare
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return value
         try:
             seconds = seconds_of(str(value))
         except ValueError as error:
@@ -85,8 +84,6 @@ class Size(click.ParamType[int | str]):
         self._or_none = or_none
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if isinstance(value, int):
-            return value
         if self._or_none and value == NONE:
             return NONE
         try:
@@ -104,13 +101,18 @@ class Count(click.ParamType[int | str]):
         self._least = least
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if isinstance(value, int):
-            return value
         if value == NONE:
             return NONE
         if not _COUNT.fullmatch(str(value)) or int(str(value)) < self._least:
             self.fail(f"{value!r} is no whole number from {self._least} on, nor {NONE}", param, ctx)
         return int(str(value))
+
+
+def stdin(what: str) -> BinaryIO:
+    """Return stdin, which ``-`` names; raises click.UsageError if it is closed."""
+    if sys.stdin is None:
+        raise click.UsageError(f"with - {what} is read from stdin, and that is closed")
+    return sys.stdin.buffer
 
 
 def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:

@@ -19,12 +19,27 @@ from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, since_s
 LOOK_S, LOOK_MOST_S = 0.05, 0.5
 FORGOTTEN_S = 60  # what a full `recent` does not have a replica forgot, or did not see within this time
 UNREADABLE = "Unreadable: "
-UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
+UNDER_WAY = (Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING)
 
 
 def public_name(status: ReplicaStatus, scope: Scope, name: str) -> str:
     """What a replica calls an adapter of a scope."""
     return name if len(status.namespaces) == 1 else f"{scope.namespace}/{name}"
+
+
+def follow(
+    context: Context,
+    scope: Scope,
+    written: Sequence[Record | Pointer],
+    *,
+    dry_run: bool,
+    loads: AdapterKey | None = None,
+    gone: Collection[AdapterKey] = (),
+) -> None:
+    """Wait as ``--wait`` and ``--min-replicas`` say, if they do and something is written."""
+    if context.wait_s is not None and not dry_run:
+        least = context.min_replicas
+        wait_for(context, scope, written, context.wait_s, loads=loads, gone=gone, min_replicas=least)
 
 
 def wait_for(
@@ -33,19 +48,22 @@ def wait_for(
     written: Sequence[Record | Pointer],
     timeout_s: float,
     *,
+    until: float | None = None,
+    min_replicas: int,
     loads: AdapterKey | None = None,
     gone: Collection[AdapterKey] = (),
-    min_replicas: int = 1,
 ) -> None:
     """Wait until every live replica has seen ``written``.
 
     Args:
+        until: when the time ends, on the monotonic clock; None: ``timeout_s`` from now.
         loads: adapters that must not fail to load. gone: adapters that must have left the engines.
         min_replicas: how many live replicas there must be; 0: none.
     Raises:
         WaitTimeout: names the replicas that lag. OperatorError: a replica cannot load ``loads``.
     """
-    deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
+    pause_s = LOOK_S
+    until = time.monotonic() + timeout_s if until is None else until
     while True:
         try:
             reports = context.backend.reports()
@@ -63,7 +81,7 @@ def wait_for(
                 lagging += [f"{status.replica}{why}" for why in _lags(status, written, loads, gone)]
             if not lagging:
                 return
-        remaining = deadline - time.monotonic()
+        remaining = until - time.monotonic()
         if remaining <= 0:
             raise WaitTimeout(
                 f"written, and after {timeout_s:g} s not followed by {', '.join(lagging)}: "

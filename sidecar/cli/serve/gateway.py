@@ -27,6 +27,7 @@ from lora_fs.sidecar.settings import GATEWAY_SHUTDOWN_S, Settings
 @setting("replicas", "--replica", multiple=True)
 @setting("host")
 @setting("port")
+@setting("admin_port")
 @click.option(
     "--token-file",
     "client_token_file",
@@ -63,11 +64,12 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
         discovery = Registered(Layout(context.root()), context.scope_of_settings().model)
     token_file = settings.client_token_file
     with ExitStack() as opened:
-        sockets = opened.enter_context(bound(settings.host, settings.port))
+        sockets = opened.enter_context(bound(settings.host, settings.ports()))
         app = create_gateway(
             discovery,
             token=None if token_file is None else partial(read_token, token_file),
             model=model,
+            admin_port=settings.admin_port,
             max_body_bytes=settings.body_max_bytes,
             hold_timeout_s=settings.hold_timeout_s,
             idle_timeout_s=settings.engine_idle_timeout_s,

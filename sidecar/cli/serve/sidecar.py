@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -101,8 +101,7 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
     expectation = replace(await anyio.to_thread.run_sync(context.expectation), stock=True)
     base = BaseOfEngine(expectation)
     with ExitStack() as opened:
-        ports = [settings.port, *([settings.admin_port] if settings.admin_port is not None else [])]
-        sockets = [one for port in ports for one in opened.enter_context(bound(settings.host, port))]
+        sockets = opened.enter_context(bound(settings.host, settings.ports()))
         async with aiohttp.ClientSession() as session:
             engine = VllmHttp(
                 session,
@@ -188,27 +187,28 @@ async def _running(assembly: Assembly, admin: Admin) -> AsyncIterator[None]:
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """The port on every address of ``host``, taken before any write; nothing listens yet.
+def bound(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
+    """Each port on every address of ``host``, taken before any write; nothing listens yet.
 
     Raises:
-        OperatorError: another process has it.
+        OperatorError: another process has one.
     """
     with ExitStack() as opened:
         sockets = []
-        try:
-            addresses = socket.getaddrinfo(
-                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, kind, protocol, _, address in dict.fromkeys(addresses):
-                one = opened.enter_context(socket.socket(family, kind, protocol))
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family is socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                one.bind(address)
-                sockets.append(one)
-        except OSError as error:
-            raise _taken(host, port, error) from error
+        for port in ports:
+            try:
+                addresses = socket.getaddrinfo(
+                    host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                )
+                for family, kind, protocol, _, address in dict.fromkeys(addresses):
+                    one = opened.enter_context(socket.socket(family, kind, protocol))
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family is socket.AF_INET6:
+                        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    one.bind(address)
+                    sockets.append(one)
+            except OSError as error:
+                raise _taken(host, port, error) from error
         yield sockets
 
 
@@ -243,7 +243,12 @@ class Server(uvicorn.Server):
 
 @command(shared=False)
 @click.option("--keep", is_flag=True, help="Leave it running and print the URLs")
-@click.option("--dir", "folder", type=click.Path(path_type=Path, file_okay=False), help="Where to work")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Work here, and keep the model for the next run",
+)
 @click.option("--sidecar", "beside", is_flag=True, help="Stock engines with sidecars, not the plugin")
 @click.pass_obj
 def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> None:

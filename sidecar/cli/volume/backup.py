@@ -16,7 +16,7 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.values import Duration, Place, labels
+from lora_fs.sidecar.cli.options.values import Duration, Place, labels, stdin
 from lora_fs.sidecar.cli.output import Format, complain, unread
 from lora_fs.sidecar.cli.volume.incoming import How, from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.maintenance import fsck, survey
 from lora_fs.sidecar.registry.maintenance.garbage import ahead_s
 from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.volume.atomic import explained
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")
@@ -75,6 +76,8 @@ def export_registry(
             raise OperatorError("the reader of the export left before its end: discard what it has") from None
     else:
         done = export.to_file(registry, scopes, file, artifacts=artifacts)
+    if scope_only and not done.records:
+        context.nothing_in(scopes)
     for problem in done.left_out:
         complain(f"not exported whole: {problem}")
     counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
@@ -157,12 +160,11 @@ def _archive(source: Path) -> Iterator[Path]:
             raise NotFound(f"{source}: no such file")
         yield source
         return
-    if sys.stdin is None:
-        raise click.UsageError("with - the archive is read from stdin, and that is closed")
+    received = stdin("the archive")
     with TemporaryDirectory(prefix="lora-fs-import-") as folder:
         file = Path(folder) / "stdin"
-        with file.open("wb") as kept:
-            shutil.copyfileobj(sys.stdin.buffer, kept)
+        with explained(f"cannot keep stdin in {folder}"), file.open("wb") as kept:
+            shutil.copyfileobj(received, kept)
         yield file
 
 
