@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from lora_fs.sidecar.sources.uri import Uri, parse, scheme_of
 EVERY = "*"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: an IPv4 address is its last 32 bits
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # global unicast: no site-local, no local NAT64
+# Where clouds answer with a machine's credentials, besides link-local addresses.
+METADATA = frozenset(
+    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+)
 
 
 class Allowed:
@@ -99,7 +104,7 @@ class AllowedRemotes:
 def is_public(host: str) -> bool:
     """Whether an IP address is one of the internet; a name is, unless it is this machine's own."""
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(as_resolved(host).strip("[]"))
     except ValueError:
         return not f".{host.lower().rstrip('.')}".endswith(".localhost")
     if isinstance(address, ipaddress.IPv6Address):
@@ -110,7 +115,15 @@ def is_public(host: str) -> bool:
             return all(is_public(str(one)) for one in inner)
         if address not in _UNICAST:
             return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast and address not in METADATA
+
+
+def as_resolved(host: str) -> str:
+    """Return an IPv4 address in its usual form; resolvers also read 0xa9fea9fe and 2852039166."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return host
 
 
 def _covers(prefix: Uri, uri: Uri) -> bool:

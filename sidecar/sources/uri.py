@@ -10,6 +10,7 @@ be either in a malformed URI. Two URIs that differ in them differ in ``Uri.ident
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 import string
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ LONGEST = 4_096
 
 _ALIKE = re.compile(r"(.*?):(/+)(.*)", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[([0-9A-Fa-f:.]+)\])(?::\d{1,5})?")
 _PORT = re.compile(r":[^\]]*$")  # or the beginning of a password; not in an address in brackets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # of a bucket, or of an organisation
 _SHA256 = re.compile(r"sha256=([0-9A-Fa-f]{64})")
@@ -136,7 +137,7 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         raise InputError(f"{told}: what stands behind # is no #sha256= with 64 hex digits")
     if query and scheme in NO_QUERY:
         raise InputError(f"{told}: {scheme}:// takes no query: leave out what stands behind ?")
-    if scheme in HOSTS and place and not _HOST.fullmatch(place):
+    if scheme in HOSTS and place and not _is_host(place):
         raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
     if not place.strip():
         raise InputError(f"{told} names no place: write {scheme}://place/path")
@@ -154,6 +155,14 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         if "/" in plain and scheme != "hf" and not redirect:  # a revision may be refs%2Fpr%2F1
             raise InputError(f"{told}: its path has %2F in it: write it out")
     return Uri(scheme, place, segments, digest[1].lower() if fragment and digest else None, query, userinfo)
+
+
+def _is_host(place: str) -> bool:
+    match = _HOST.fullmatch(place)
+    try:
+        return match is not None and (match[1] is None or bool(ipaddress.IPv6Address(match[1])))
+    except ValueError:
+        return False
 
 
 def redacted(text: str) -> str:

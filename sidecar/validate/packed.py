@@ -127,8 +127,10 @@ class _Member(tarfile.TarInfo):
         super()._apply_pax_info(*args)  # type: ignore[misc]
         self._check_size()
 
-    def _proc_gnusparse_10(self, *_: object) -> None:
+    def _proc_gnusparse_00(self, *_: object) -> None:
         raise OtherPacking(_SPARSE)
+
+    _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_gnusparse_00
 
 
 class _Stream(tarfile.TarFile):

@@ -65,6 +65,11 @@ class Expectation:
         """The base model's ``config.json``, as far as known now."""
         return self.learned.base_config if self.base_config is None else self.base_config
 
+    def allowed(self, codes: frozenset[str] | None = None) -> tuple[str, ...]:
+        """The codes, in order, of errors that become warnings: its own, or those of ``codes``."""
+        allow = self.allow if codes is None else codes
+        return tuple(sorted(code for code in allow if code in CODES and CODES[code].overridable))
+
     def __post_init__(self) -> None:
         for code in sorted(self.allow):
             if code not in CODES:

@@ -19,10 +19,11 @@ from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.trail import ACTS
+from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.server.middleware.audit import Refused
 from lora_fs.sidecar.settings import writer_id
 from tests.cli.conftest import LoraFs
-from tests.security.conftest import BOARD_A, CI_A, OPERATORS, Sidecar, bearer, load
+from tests.security.conftest import BOARD_A, CI_A, OPERATORS, Sidecar, Tenants, bearer, load
 
 Folder = Callable[[int], str]
 
@@ -161,6 +162,32 @@ def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
     assert (first["source"], first["revision"]) == (folder(1), "v1")
     assert told[7]["what"]["adapters"] == 0
     assert "hunter2" not in file.read_text()
+
+
+def test_what_is_written_is_done(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
+    """A change that was written is `done` in the audit, also where the command or call failed afterwards."""
+    assert lora_fs("register", "a", folder(1), "--wait", "0.1").code == 6
+    (told,) = lines(file)
+    assert (told["outcome"], told["what"]["revision"]) == ("done", "v1")
+    assert told["why"].startswith("written, and after 0.1 s not followed")
+
+
+def test_what_a_replica_wrote_is_done(
+    sidecar: Sidecar, replica: Tenants, token_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that was written is `done` in the audit, also where the command or call failed afterwards."""
+
+    async def unload(lora_name: str, *, writer: str) -> None:
+        late = WaitTimeout(f"{lora_name} is withdrawn")
+        late.wrote = lora_name
+        raise late
+
+    monkeypatch.setattr(replica, "unload_adapter", unload)
+    name = {"lora_name": "team-a/sql"}
+    answer = sidecar(token_file).post("/v1/unload_lora_adapter", json=name, headers=bearer(CI_A))
+    assert answer.status_code == 503
+    (told,) = lines(tmp_path / "audit")
+    assert (told["outcome"], told["why"]) == ("done", "team-a/sql is withdrawn")
 
 
 def test_the_file(tmp_path: Path) -> None:

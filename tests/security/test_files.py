@@ -121,7 +121,7 @@ def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
     and from the one it registers in. It refuses any other as a folder that is not allowed, whether it
     exists or not."""
     root, made = tmp_path / "volume", write_adapter(tmp_path / "sources" / "a")
-    others = ("team-b/tiny/v1/law", "team-z/tiny/v1/law", "uploads/law")
+    others = ("team-b/tiny/v1/law", "team-z/tiny/v1/law", "uploads/team-a/law")
     with tenants(tmp_path, Admin(token_file, ("-",))) as http:
 
         def asked(name: str, source: object, token: str) -> tuple[int, str]:

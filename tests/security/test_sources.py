@@ -178,7 +178,13 @@ async def test_where_the_hub_redirects(
     Hub(web).publish(write_adapter(tmp_path / "a"), "c" * 40)
     with pytest.raises(InputError, match=rf"http://localhost:{web.port}.* not public"):
         await over_http(registry, scope, "hf://").register(LoadRequest("no", "hf://acme/sql-lora"), "test")
-    assert not [path for path, _, _ in web.asked if path.startswith("/lfs/")]
+    lists, web.api = web.api, lambda _: None
+    web.put("/api/models/acme/sql-lora", b"", location=f"http://localhost:{web.port}/lfs/list")
+    with pytest.raises(InputError, match=rf"http://localhost:{web.port}.* not public"):
+        await over_http(registry, scope, "hf://").register(LoadRequest("no", "hf://acme/sql-lora"), "test")
+    web.api = lists
+    asked = {path.partition("?")[0].rpartition("/")[0] for path, _, _ in web.asked}
+    assert asked == {"/api/models/acme", f"/acme/sql-lora/resolve/{'c' * 40}"}
     http = over_http(registry, scope, "hf://", f"http://localhost:{web.port}")
     await http.register(LoadRequest("yes", "hf://acme/sql-lora"), "test")
 

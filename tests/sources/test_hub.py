@@ -8,13 +8,13 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from lora_fs.sidecar.errors import SourceUnavailable
+from lora_fs.sidecar.errors import InputError, SourceUnavailable
 from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.receive import transfer
+from lora_fs.sidecar.sources.remote import hub as hub_module
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Hub, LoraFs, left_in
 from tests.sources.test_web import record
@@ -281,32 +281,21 @@ def test_a_wait_longer_than_the_fetch_may_take(
 
 
 def test_a_hub_that_does_not_answer(lora_fs: LoraFs, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is told as one, and not as a repository that is not there."""
+    """The error says so, and does not say that the repository is not there."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     ran = lora_fs("register", "sql", "hf://acme/sql-lora")
-    assert (ran.code, "the hub does not answer" in ran.err) == (1, True), ran.err
+    assert (ran.code, "http://127.0.0.1:9 does not answer" in ran.err) == (1, True), ran.err
 
 
-def test_a_connection_that_the_hub_has_closed(
-    lora_fs: LoraFs, hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one that was kept no answer comes: the hub is asked once more, and no oftener."""
-    from huggingface_hub import HfApi
-
-    hub.publish(adapter, OLD)
-    asked, answer = list[str](), HfApi.model_info
-
-    def closed(self: HfApi, repo: str, **options: Any) -> Any:
-        asked.append(repo)
-        if len(asked) == 1:
-            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
-        return answer(self, repo, **options)
-
-    monkeypatch.setattr(HfApi, "model_info", closed)
-    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
-    assert (ran.code, len(asked)) == (0, 2), ran.err
+def test_a_list_of_files_without_end(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read up to a bound, and never unpacked."""
+    monkeypatch.setattr(hub_module, "MOST_LISTED_BYTES", 1 << 16)
+    for encoding, why in ((None, "has more than 65536 bytes"), ("gzip", "packs it on the way")):
+        hub.web.put("/api/models/acme/sql-lora", b" " * (1 << 20), encoding=encoding)
+        with opened("hf://acme/sql-lora", Options()) as source, pytest.raises(InputError, match=why):
+            source.look()
 
 
 def test_what_the_removed_sidecar_listed_is_fetched(

@@ -11,6 +11,7 @@ import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,18 +117,18 @@ def test_what_is_hostile_is_refused(why: str, tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """8 GiB that were packed into a megabyte, and a header that claims as much, take no room and no time."""
+    """8 GiB that were packed into a megabyte, and a header that claims 7, take no room and no time."""
     huge = named(WEIGHTS)
     huge.size = 8 << 30
     packed = gzip.compress(huge.tobuf() + bytes(64 << 20))
     header = named("pax", tarfile.XHDTYPE)
-    header.size = 8 << 30
+    header.size = 7 << 30  # a larger size would stand in a header before it
 
     def act() -> None:
-        for number, data in enumerate((packed, header.tobuf() + bytes(1024))):
-            folder = tmp_path / str(number)
+        for why, data in (("unpacks to more", packed), ("a header of 7516192768 bytes", header.tobuf())):
+            folder = tmp_path / why
             folder.mkdir()
-            with pytest.raises(InputError):
+            with pytest.raises(InputError, match=why):
                 unpack(folder, data)
 
     answered(act)
@@ -183,11 +184,29 @@ def sparse_header() -> bytes:
     return bytes(header) + (b"00000000001\0" * 42 + b"\1" + bytes(7)) * 20_000
 
 
+def sparse_by_header(key: str) -> bytes:
+    """Its map in a header of its own, of a file that claims 4 GiB."""
+    said = {key: "0,1" if key == "GNU.sparse.map" else "1", "GNU.sparse.realsize": str(4 << 30)}
+    if key == "GNU.sparse.size":
+        said |= {"GNU.sparse.offset": "0", "GNU.sparse.numbytes": "1"}
+    member = named(WEIGHTS)
+    member.size = 1
+    return pax_header(said) + member.tobuf() + bytes(512)
+
+
 def pax_header(said: dict[str, str], kind: bytes = tarfile.XHDTYPE) -> bytes:
     return tarfile.TarInfo._create_pax_generic_header(said, kind, "utf-8")  # type: ignore[attr-defined, no-any-return]
 
 
-@pytest.mark.parametrize("packed", [sparse_map, sparse_header])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        sparse_map,
+        sparse_header,
+        partial(sparse_by_header, "GNU.sparse.map"),
+        partial(sparse_by_header, "GNU.sparse.size"),
+    ],
+)
 def test_a_sparse_file_is_refused_before_its_map_is_read(packed: Callable[[], bytes], tmp_path: Path) -> None:
     """A few kilobytes can unpack to a map of millions of pieces."""
     data = gzip.compress(packed())

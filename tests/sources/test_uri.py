@@ -61,6 +61,8 @@ def test_any_text_is_taken_apart_or_refused(text: str, more: str) -> None:
         "https://h/a.tar#sha256=12",
         "https://h/a.tar#other",
         "https://[h/a.tar",
+        "https://[1:2:3]/a.tar",
+        "oci://[10.0.0.7]/acme/sql:v1",
         "https://h:/a.tar",
         "https://h:99:9/a.tar",
         "no-uri",
@@ -105,6 +107,7 @@ ALLOWED = [
     ("https://models.example.com", "https://models.example.com:8443/a.tar", False),
     ("https://h/loras", "https://h/loras-private/a.tar", False),
     ("https://h/loras/", "https://h/loras/a.tar", True),
+    ("https://h/loras", "https://h", False),
     ("s3://bucket/loras", "s3://bucket/loras/sql", True),
     ("s3://bucket/loras", "s3://bucket/lorasx", False),
     ("s3://bucket", "s3://bucket2/a", False),
@@ -122,9 +125,19 @@ def test_what_is_allowed(prefix: str, text: str, covered: bool) -> None:
         allowed.check(parse(text))
 
 
+def test_an_entry_admits_the_address_of_its_own_scheme_and_host() -> None:
+    """An entry of the host by another scheme names another server."""
+    allowed = AllowedRemotes(["*", "https://models.internal/loras"])
+    allowed.check_address(parse("https://models.internal/else"), "10.0.0.7")
+    for uri in ("http://models.internal/loras", "https://models.internal:8443/loras"):
+        with pytest.raises(InputError, match="an address that is not public"):
+            allowed.check_address(parse(uri), "10.0.0.7")
+
+
 INSIDE = """
 127.0.0.1 10.0.0.7 169.254.169.254 100.64.0.1 ::1 :: fe80::1 fe80::1%eth0 fd00::1 fec0::2 feff::1 ff0e::1
 ::127.0.0.1 ::8.8.8.8 ::ffff:10.0.0.7 ::ffff:0:10.0.0.7
+224.0.0.1 168.63.129.16 192.0.0.192 ::ffff:168.63.129.16 2130706433 0x7f.1 127.1
 64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 64:ff9b:1::7f00:1 64:ff9b:1::808:808 64:ff9b:2::1
 2002:7f00:1:: 2002:a00:7::1 2001:0:808:808::f5ff:fff8 2001:0:a00:7::f7f7:f7f7 2001:db8::1 5f00::1 100::1
 """
@@ -133,7 +146,9 @@ PUBLIC = "8.8.8.8 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::
 
 @pytest.mark.parametrize("address", INSIDE.split())
 def test_an_address_inside_a_network_is_not_public(address: str) -> None:
-    """Nor is one with such an IPv4 address in it, nor one of a range that nobody routes."""
+    """Nor is one with such an IPv4 address in it, one of a range that nobody routes, or one where a cloud
+    answers its machines. A proxy resolves names, so a number is an address in whatever form.
+    """
     assert not is_public(address)
 
 

@@ -232,6 +232,15 @@ def test_a_redirect_leads_to_no_place_that_is_not_allowed(web: WebServer) -> Non
     assert [path for path, _, _ in web.asked] == ["/a.tar"]
 
 
+@pytest.mark.parametrize("location", ["http://me:hush4711@[", "//me:hush4711@[x]/a"])
+def test_a_redirect_to_no_url_is_refused(location: str, web: WebServer) -> None:
+    """Nothing of it is shown: what stands before an @ may be a password."""
+    web.put("/a.tar", b"", location=location)
+    with pytest.raises(InputError, match=r"/a\.tar redirects to what is no URL") as refused:
+        webs(f"{web.url}/a.tar", Options()).look()
+    assert "hush4711" not in str(refused.value)
+
+
 def webs(url: str, options: Options) -> Web:
     return Web(parse(url), options)
 

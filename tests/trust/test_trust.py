@@ -210,6 +210,16 @@ def test_a_certificate_that_is_not_valid_now(adapter: Path, trusting: Trusting, 
     assert refusal.code == "untrusted"
 
 
+def test_a_certificate_beside_the_chain(adapter: Path, trusting: Trusting) -> None:
+    """Each certificate of a bundle leads to the root: nothing vouches for another one's bytes."""
+    root, key = new_authority(), new_authority().issue("someone")
+    trust, own = trusting({"name": "release", "certificates": root.pem}), root.issue("build@acme")
+    assert own.certificates is not None
+    assert key.certificates is not None
+    raw = signed(adapter, Key(own.private, own.certificates + key.certificates))
+    assert "lead to no trusted authority" in str(refused(trust, adapter, raw))
+
+
 def test_a_certificate_for_another_purpose(adapter: Path, trusting: Trusting) -> None:
     """A certificate that is not for signatures signs nothing."""
     root = new_authority()
@@ -316,6 +326,13 @@ BUNDLES: dict[str, Callable[[bytes, Key], bytes]] = {
     "no hint": lambda raw, key: _changed(
         raw, lambda value: value["verificationMaterial"].update(publicKey={})
     ),
+    "a certificate beside the key": lambda raw, key: _changed(
+        raw, lambda value: value["verificationMaterial"].update(certificate={"rawBytes": "AA=="})
+    ),
+    "a log's entry": lambda raw, key: _changed(
+        raw, lambda value: value["verificationMaterial"].update(tlogEntries=[{}])
+    ),
+    "two subjects": lambda raw, key: _resigned(raw, key, lambda one: one["subject"].append({})),
     "another statement": lambda raw, key: _resigned(raw, key, lambda one: one.update(predicateType="x")),
     "another type": lambda raw, key: _resigned(raw, key, lambda one: one.update(_type="x")),
     "shards": lambda raw, key: _resigned(

@@ -119,10 +119,9 @@ def _adapter(archive: tarfile.TarFile, budget: Budget) -> Iterator[tuple[str, ta
             raise InputError(f"{budget.uri}: {shown(member.name)} leaves its folder")
         if parts[-1] not in TAKEN or member.isdir():
             continue
-        plain = member.isreg() and not member.issparse()
-        if parts[-1] in CARRIED and not (plain and member.size <= MAX_CARRIED_BYTES):
+        if parts[-1] in CARRIED and not (member.isreg() and member.size <= MAX_CARRIED_BYTES):
             continue
-        if not plain:
+        if not member.isreg():
             raise InputError(f"{budget.uri}: {shown(member.name)} is not a regular file")
         yield parts[-1], member
 

@@ -37,7 +37,7 @@ def opener(alive: Alive, check_address: CheckAddress = lambda _: None) -> urllib
     """Open ``http`` and ``https``, by the environment's proxies; follow no redirect.
 
     Args:
-        alive: called before each wait, for headers and body; what it raises ends the answer.
+        alive: called before each wait, for a connection, headers and body; what it raises ends the answer.
         check_address: raises InputError for a forbidden address. A proxy resolves
             names itself: with one it gets the host as the URL has it.
     """
@@ -117,19 +117,25 @@ def _connecting(
         one = kind(host, **more)
         one.response_class = functools.partial(_Answer, alive)  # type: ignore[assignment]
         if not proxied:
-            one._create_connection = functools.partial(_connected, check_address)  # type: ignore[attr-defined]
+            connect = functools.partial(_connected, alive, check_address)
+            one._create_connection = connect  # type: ignore[attr-defined]
         return one
 
     return made
 
 
 def _connected(
-    check_address: CheckAddress, address: tuple[str, int], timeout: Any, source_address: Any = None
+    alive: Alive,
+    check_address: CheckAddress,
+    address: tuple[str, int],
+    timeout: Any,
+    source_address: Any = None,
 ) -> socket.socket:
-    """Connect to the first address of a host that is allowed and answers."""
+    """Connect to the first address of a host that is allowed and answers. Raises also what ``alive`` does."""
     host, port = address
     failure: InputError | OSError = OSError("the host has no address")
     for *_, found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        alive()
         numeric = str(found[0])  # resolves to itself: the address checked is the one connected to
         try:
             check_address(numeric)

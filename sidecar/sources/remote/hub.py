@@ -1,24 +1,54 @@
 """``hf://org/repo[@revision][/folder]``: the Hugging Face Hub, or the one that HF_ENDPOINT names.
 
-huggingface_hub's client finds the revision's commit and its files; the pin is that commit.
-Its token (HF_TOKEN, or that of its login) goes to the hub and not to where the hub redirects.
-``web`` reads the bytes, since the client's own downloads begin anew after a kill.
+The hub says which commit a revision is, and which files it has; the pin is that commit.
+The token of huggingface_hub (HF_TOKEN, or that of its login) goes to the hub and not to where the hub
+redirects. ``web`` asks and reads. huggingface_hub's own client follows redirects to any address, and takes
+answers of any size. It asks the hub also for other things, and begins a download anew after a kill.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from urllib.parse import unquote, urlsplit
+from typing import Annotated
+from urllib.parse import quote, unquote, urlsplit
 
-from lora_fs.sidecar.errors import InputError, NotFound, SourceUnavailable
+from pydantic import BaseModel, Field, ValidationError
+
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.sources.offer import Offer, Options, Piece, is_adapter, put_off, wanted
-from lora_fs.sidecar.sources.remote.connection import waited
 from lora_fs.sidecar.sources.remote.web import BUSY, Answer, Http
 from lora_fs.sidecar.sources.uri import Uri, parse
+
+MOST_LISTED_BYTES = 8 << 20  # of a commit's list: some 30,000 files. Parsed, it takes up to 40 times as much
+_REFUSED = "Invalid credentials in Authorization header"  # a 401 that says less hides a repository
+
+Refusal = Callable[[Uri, Answer], LoraFsError | None]
+
+
+class _Lfs(BaseModel):
+    sha256: str
+
+
+class _Listed(BaseModel):
+    """A file of a commit. ``blobId``: git's hash of it."""
+
+    rfilename: str
+    size: int | None = None
+    lfs: _Lfs | None = None
+    blobId: str | None = None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The size by the hub's word; None if that is no size."""
+        return self.size if self.size is not None and self.size >= 0 else None
+
+
+class _Commit(BaseModel):
+    sha: Annotated[str, Field(pattern=r"^[0-9A-Za-z._-]{1,128}$")]
+    siblings: list[_Listed] | None = None
 
 
 class Hub:
@@ -30,19 +60,9 @@ class Hub:
 
     def look(self) -> Offer:
         from huggingface_hub import constants, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        commit, files = self._files()
-        inside = {
-            posixpath.basename(path): size
-            for path, (size, _, _) in files.items()
-            if posixpath.dirname(path) == self._folder
-        }
-        try:
-            names = wanted(inside, _below(self._folder, files))
-        except InputError as error:
-            raise InputError(f"{self._uri}: {error}") from error
-        headers = build_hf_headers(library_name="lora-fs")
+        token = _token()
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         # The hub redirects to wherever it keeps large files, under names that nobody can list: so any public
         # address is fine. Where HF_ENDPOINT leads is the operator's to say.
         hub = parse(constants.ENDPOINT)
@@ -52,73 +72,94 @@ class Hub:
                 self._options.check_address(to, address)
 
         options = replace(self._options, check=lambda _: None, check_address=check_address)
+        commit = self._commit(options, headers)
+        files = {one.rfilename: one for one in commit.siblings or ()}
+        inside = {
+            posixpath.basename(path): one.size_bytes
+            for path, one in files.items()
+            if posixpath.dirname(path) == self._folder
+        }
+        try:
+            names = wanted(inside, _below(self._folder, files))
+        except InputError as error:
+            raise InputError(f"{self._uri}: {error}") from error
         pieces = []
         for name in names:
-            size, sha256, oid = files[posixpath.join(self._folder, name)]
+            file = files[posixpath.join(self._folder, name)]
+            size, sha256 = file.size_bytes, file.lfs.sha256 if file.lfs else None
             url = hf_hub_url(
-                self._repo, name, subfolder=self._folder or None, revision=commit, endpoint=constants.ENDPOINT
+                self._repo,
+                name,
+                subfolder=self._folder or None,
+                revision=commit.sha,
+                endpoint=constants.ENDPOINT,
             )
-            read = _File(f"{self._uri}: {name}", self._gated, options, headers).reader(parse(url), size)
-            known = None if sha256 or size is None else oid  # a git hash begins with the size
-            pieces.append(Piece(name, size, read, size is not None, sha256, known))
-        return Offer(str(self._uri), commit, tuple(pieces))
+            asked = _Asked(partial(self._no_file, name), options, headers)
+            known = None if sha256 or size is None else file.blobId  # a git hash begins with the size
+            pieces.append(Piece(name, size, asked.reader(parse(url), size), size is not None, sha256, known))
+        return Offer(str(self._uri), commit.sha, tuple(pieces))
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _files(
-        self, *, again: bool = True
-    ) -> tuple[str, dict[str, tuple[int | None, str | None, str | None]]]:
-        """The commit, and of each file of the repository its size, its SHA-256 or its git id.
-
-        Args:
-            again: ask once more where no answer came: of a kept connection that the hub has closed none does.
-        """
-        from huggingface_hub import HfApi, constants, errors
+    def _commit(self, options: Options, headers: Mapping[str, str]) -> _Commit:
+        """Ask the hub which commit the revision is, and for its files."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
         try:
-            ask = partial(HfApi(library_name="lora-fs").model_info, self._repo, revision=self._revision)
-            ask = partial(ask, files_metadata=True, timeout=self._options.stall_s)
-            info = waited(ask, self._options.alive)
-        except SourceUnavailable:  # the time for it is over
-            raise
-        except errors.GatedRepoError as error:
-            raise self._gated() from error
-        except errors.RepositoryNotFoundError as error:
-            raise NotFound(
-                f"{self._uri}: the hub has no such repository, or it is private: set HF_TOKEN"
-            ) from error
-        except errors.RevisionNotFoundError as error:
-            which = f"revision {self._revision!a}" if self._revision else "main branch"
-            raise NotFound(f"{self._uri}: the repository has no {which}") from error
-        except errors.DisabledRepoError as error:
-            raise InputError(f"{self._uri}: the hub has disabled this repository") from error
-        except errors.OfflineModeIsEnabled as error:
-            raise InputError(f"{self._uri}: HF_HUB_OFFLINE is set: the hub is not asked") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
+            validate_repo_id(self._repo)
+        except ValueError as error:
+            raise InputError(f"{self._uri}: {' '.join(str(error).split())[:200]}") from error
+        if constants.HF_HUB_OFFLINE:
+            raise InputError(f"{self._uri}: HF_HUB_OFFLINE is set: the hub is not asked")
+        where = f"{constants.ENDPOINT}/api/models/{self._repo}"
+        if self._revision:
+            where += f"/revision/{quote(self._revision, safe='')}"
+        asked = _Asked(self._no_commit, options, headers)
+        with asked.get(parse(f"{where}?blobs=true", redirect=True), {}) as answer:
+            data = asked.whole(self._uri, answer, MOST_LISTED_BYTES)
+        try:
+            return _Commit.model_validate_json(data)
+        except ValidationError as error:
             raise SourceUnavailable(
                 f"{self._uri}: {_host(constants.ENDPOINT)} did not answer as a hub: is HF_ENDPOINT right?"
             ) from error
-        except ValueError as error:
-            raise InputError(f"{self._uri}: {' '.join(str(error).split())[:200]}") from error
-        except Exception as error:  # the client's HTTP library has errors of its own
-            answer = getattr(error, "response", None)
-            status = getattr(answer, "status_code", None)
-            if status is None and again:
-                return self._files(again=False)
-            if status in (401, 403):
-                told = f"the hub refuses {_token()} ({status})"
-                raise InputError(f"{self._uri}: {told}: set HF_TOKEN to one that may read it") from error
-            told = f"answered {status}" if status else f"does not answer ({type(error).__name__})"
-            when = answer.headers.get("Retry-After") if answer is not None and status in BUSY else None
-            raise put_off(SourceUnavailable(f"{self._uri}: the hub {told}"), when) from error
-        if not info.sha:
-            raise SourceUnavailable(f"{self._uri}: the hub did not say which commit it is")
-        files = {
-            one.rfilename: (_size(one.size), one.lfs.sha256 if one.lfs else None, one.blob_id)
-            for one in info.siblings or ()
-        }
-        return info.sha, files
+
+    def _no_commit(self, uri: Uri, answer: Answer) -> LoraFsError | None:
+        status, code = answer.status, answer.headers.get("X-Error-Code")
+        said = answer.headers.get("X-Error-Message")
+        if code == "GatedRepo":
+            return self._gated()
+        if code == "RevisionNotFound":
+            which = f"revision {self._revision!a}" if self._revision else "main branch"
+            return NotFound(f"{self._uri}: the repository has no {which}")
+        if said == "Access to this resource is disabled.":
+            return InputError(f"{self._uri}: the hub has disabled this repository")
+        if code == "RepoNotFound" or (status == 401 and said != _REFUSED):
+            return NotFound(f"{self._uri}: the hub has no such repository, or it is private: set HF_TOKEN")
+        if status in (401, 403):
+            told = f"the hub refuses {_asker()} ({status})"
+            return InputError(f"{self._uri}: {told}: set HF_TOKEN to one that may read it")
+        if status != 200:
+            when = answer.headers.get("Retry-After") if status in BUSY else None
+            return put_off(SourceUnavailable(f"{self._uri}: the hub answered {status}"), when)
+        return None
+
+    def _no_file(self, name: str, uri: Uri, answer: Answer) -> LoraFsError | None:
+        status, told = answer.status, f"{self._uri}: {name}"
+        if answer.headers.get("X-Error-Code") == "GatedRepo":
+            return self._gated()
+        if status in (404, 410):
+            return NotFound(f"{told}: the hub has no such file ({status})")
+        if status in (401, 403):
+            by_hub = urlsplit(answer.url).netloc.lower() == uri.place.lower()
+            return InputError(
+                f"{told} may not be read with {_asker()} ({status}): set HF_TOKEN to one that may"
+                if by_hub
+                else f"{told}: {_host(answer.url)}, where the hub sends for it, refuses it ({status})"
+            )
+        return None
 
     def _gated(self) -> InputError:
         return InputError(
@@ -126,29 +167,16 @@ class Hub:
         )
 
 
-class _File(Http):
-    """Reads one file; an error names what the hub answered instead."""
+class _Asked(Http):
+    """Raises what ``refusal`` makes of an answer, unless that is None."""
 
-    def __init__(
-        self, told: str, gated: Callable[[], InputError], options: Options, headers: Mapping[str, str]
-    ) -> None:
-        """``told`` names the file; ``gated`` makes the error if the hub refuses it."""
+    def __init__(self, refusal: Refusal, options: Options, headers: Mapping[str, str]) -> None:
         super().__init__(options, headers)
-        self._told, self._gated = told, gated
+        self._refusal = refusal
 
     def _check(self, uri: Uri, answer: Answer) -> None:
-        status = answer.status
-        if answer.headers.get("X-Error-Code") == "GatedRepo":
-            raise self._gated()
-        if status in (404, 410):
-            raise NotFound(f"{self._told}: the hub has no such file ({status})")
-        if status in (401, 403):
-            by_hub = urlsplit(answer.url).netloc.lower() == uri.place.lower()
-            raise InputError(
-                f"{self._told} may not be read with {_token()} ({status}): set HF_TOKEN to one that may"
-                if by_hub
-                else f"{self._told}: {_host(answer.url)}, where the hub sends for it, refuses it ({status})"
-            )
+        if (refusal := self._refusal(uri, answer)) is not None:
+            raise refusal
         super()._check(uri, answer)
 
 
@@ -162,15 +190,15 @@ def _below(folder: str, paths: Iterable[str]) -> list[str]:
     return [at.removeprefix(start) for at in found]
 
 
-def _size(said: object) -> int | None:
-    """The size of a file by the hub's word; None if that is no size."""
-    return said if isinstance(said, int) and said >= 0 else None
+def _token() -> str | None:
+    """The token for the hub, unless HF_HUB_DISABLE_IMPLICIT_TOKEN keeps it back."""
+    from huggingface_hub import constants, get_token
+
+    return None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
 
 
-def _token() -> str:
-    from huggingface_hub import get_token
-
-    return "this token" if get_token() else "a request without a token"
+def _asker() -> str:
+    return "this token" if _token() else "a request without a token"
 
 
 def _host(url: str) -> str:

@@ -136,6 +136,19 @@ class Http:
 
         return read
 
+    def whole(self, told: Uri, answer: Answer, most_bytes: int) -> bytes:
+        """All of a small answer. ``told`` is what an error names.
+
+        Raises:
+            InputError: it is larger than ``most_bytes``. SourceUnavailable: it broke off.
+        """
+        data = bytearray()
+        for chunk in self._chunks(told, answer):
+            data += chunk
+            if len(data) > most_bytes:
+                raise InputError(f"{told}: the server's answer has more than {most_bytes} bytes")
+        return bytes(data)
+
     def _chunks(self, uri: Uri, answer: Answer) -> Iterator[bytes]:
         while True:
             try:
@@ -170,7 +183,10 @@ class Http:
         raise InputError(f"{origin} redirects more than {MOST_REDIRECTS} times")
 
     def _redirected(self, origin: Uri, at: Uri, target: str) -> Uri:
-        to = urljoin(at.request, sendable(target, "latin-1")).partition("#")[0]  # as headers are decoded
+        try:
+            to = urljoin(at.request, sendable(target, "latin-1")).partition("#")[0]  # as headers are decoded
+        except ValueError as error:  # it may quote a password
+            raise InputError(f"{origin} redirects to what is no URL") from error
         try:
             if scheme_of(to) not in WEB or (at.scheme, scheme_of(to)) == ("https", "http"):
                 raise InputError("it is followed to https, and from http to http, alone")

@@ -55,7 +55,7 @@ class Repository(Http):
             InputError: it is larger than ``most_bytes``. See ``Http.get``.
         """
         with self.get(uri, {"Accept": accept}) as answer:
-            data = b"".join(self._upto(uri, answer, most_bytes))
+            data = self.whole(self._told, answer, most_bytes)
             return data, answer.headers.get("Docker-Content-Digest", "")
 
     @contextmanager
@@ -68,14 +68,6 @@ class Repository(Http):
                 self._headers = {"Authorization": self._authorization(asked)}
                 answer = stack.enter_context(super().get(uri, headers))
             yield answer
-
-    def _upto(self, uri: Uri, answer: Answer, most_bytes: int) -> Iterator[bytes]:
-        size = 0
-        for chunk in self._chunks(uri, answer):
-            size += len(chunk)
-            if size > most_bytes:
-                raise InputError(f"{self._told}: the registry's answer has more than {most_bytes} bytes")
-            yield chunk
 
     def _credentials(self, uri: Uri, *, own: bool) -> dict[str, str]:
         return {}  # sent when the server asks for them
@@ -106,7 +98,7 @@ class Repository(Http):
             replace(self._options, netrc_file=None), {"Authorization": password} if password else {}
         )
         with client.get(server, {"Accept": "application/json"}) as answer:
-            data = b"".join(self._upto(server, answer, MOST_TOKEN_BYTES))
+            data = client.whole(self._told, answer, MOST_TOKEN_BYTES)
         try:
             body = json.loads(data)
             token = body.get("token") or body.get("access_token")
