@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from tests.deploy import test_helm, test_kubernetes
+from tests.deploy import test_kubernetes
 from tests.deploy.test_kubernetes import Object
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
@@ -63,7 +63,6 @@ def of_the_engine(pod: Object) -> list[str]:
 COMMANDS = {
     "image": of_the_image(),
     "manifest": of_the_engine(test_kubernetes.POD),
-    "chart": of_the_engine(test_helm.pod(test_helm.objects({}))),
 }
 
 
@@ -84,9 +83,12 @@ def test_no_interpreter_starts_for_a_check(which: str) -> None:
 @pytest.mark.parametrize("which", COMMANDS)
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (500, 1), (503, 1)])
 def test_exit_code_follows_the_answer(which: str, status: int, code: int) -> None:
-    """Healthy is 0 and an HTTP error is 1, whatever proxy the environment names."""
+    """Healthy is 0 and an HTTP error is 1, whatever proxy the environment names.
+
+    The image is a gateway's, too, which answers 503 while no replica is ready: a restart would help nobody.
+    """
     with answering(status) as port:
-        assert check(COMMANDS[which], port) == code
+        assert check(COMMANDS[which], port) == (0 if (which, status) == ("image", 503) else code)
 
 
 @pytest.mark.parametrize("which", COMMANDS)

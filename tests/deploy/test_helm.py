@@ -77,7 +77,10 @@ EVERYTHING: Object = {
         "prune": True,
         "wait": "120s",
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/mine"}],
+        "extraVolumes": [{"name": "certificates", "configMap": {"name": "mine"}}],
     },
+    "jobs": {"podLabels": {"team": "ml"}, "podAnnotations": {"gke-gcsfuse/volumes": "true"}},
     "extraVolumes": [{"name": "certificates", "configMap": {"name": "mine"}}],
     "storage": {"storageClassName": "nfs"},
     "stage": {"medium": "Memory"},
@@ -118,6 +121,19 @@ NOT_KUBERNETES = {"HTTPRoute", "PodMonitor"}  # of the gateway API and the Prome
 ON_DEMAND = {"HorizontalPodAutoscaler", "Ingress", "CronJob", "ConfigMap", *NOT_KUBERNETES}
 CASES = {"defaults": {}, "everything": EVERYTHING, "nothing": NOTHING}
 MODES = ("sidecar", "plugin")
+# What one more Deployment and one more port bring, beside everything.
+MORE: Object = {
+    "sidecar": {"adminPort": 8002},
+    "gateway": {
+        "enabled": True,
+        "env": [{"name": "A", "value": "b"}],
+        "extraVolumeMounts": [{"name": "own", "mountPath": "/own"}],
+        "extraVolumes": [{"name": "own", "emptyDir": {}}],
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "pool", "operator": "Exists", "effect": "NoSchedule"}],
+    },
+    "networkPolicy": {"adminFrom": [{"namespaceSelector": {}}]},
+}
 KINDS = {
     "Deployment",
     "Service",
@@ -257,14 +273,20 @@ def cluster(secrets: dict[str, dict[str, str]], jobs: dict[str, Object] | None =
             thread.join()
 
 
+def all_of(case: str, mode: str) -> Object:
+    """The values of a case; `more` is everything, a gateway, and the admin port of a sidecar."""
+    given = merged(EVERYTHING, MORE) if case == "more" else CASES[case]
+    return merged(given, {"mode": mode} | ({"sidecar": {"adminPort": None}} if mode == "plugin" else {}))
+
+
 @pytest.mark.parametrize("version", plain.VERSIONS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "more"])
 def test_what_is_rendered_fits_the_api(case: str, mode: str, version: str) -> None:
     """Whatever the values, every field is one that this Kubernetes knows."""
-    found = render({**CASES[case], "mode": mode}, version=version)
-    made = {"defaults": KINDS, "everything": KINDS | ON_DEMAND, "nothing": {"Deployment", "Service"}}
-    assert {one["kind"] for one in found} == made[case]
+    found = render(all_of(case, mode), version=version)
+    made = {"defaults": KINDS, "nothing": {"Deployment", "Service"}}
+    assert {one["kind"] for one in found} == made.get(case, KINDS | ON_DEMAND)
     for one in found:
         if one["kind"] not in NOT_KUBERNETES:
             kubernetes_validate.validate(one, version, strict=True)
@@ -313,10 +335,10 @@ def test_what_renders_without_a_cluster_renders_alike() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "more"])
 def test_helm_has_nothing_to_say(case: str, mode: str) -> None:
     """Its linter finds no error and no warning."""
-    done = helm("lint", "--strict", CHART, given={**CASES[case], "mode": mode})
+    done = helm("lint", "--strict", CHART, given=all_of(case, mode))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 chart(s) failed" in done.stdout
 
@@ -345,7 +367,7 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             "terminationGracePeriodSeconds: Must be greater than or equal to 30",
         ),
         ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: Array must have at least 1 items"),
-        ({"strategy": {"maxSurge": 0}}, "strategy: Must not validate the schema"),
+        ({"strategy": {"maxSurge": "0%"}}, "strategy.maxUnavailable and strategy.maxSurge are both 0"),
         ({"ingress": {"enabled": True}}, "ingress.host: String length must be greater than or equal to 1"),
         ({"httpRoute": {"enabled": True, "hostnames": ["a"]}}, "httpRoute.parentRefs: Array must have"),
         ({"engine": {"maxLoras": 64}}, "engine.maxLoras (64) is over engine.maxCpuLoras (32)"),
@@ -371,6 +393,9 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             {"storage": {"readOnly": True}, "nim": {"claim": "store"}},
             "storage.readOnly does not go with nim.claim",
         ),
+        ({"gc": {"schedule": "17 3"}}, "gc.schedule: Does not match pattern"),
+        ({"gateway": {"env": [{"value": "x"}]}}, "gateway.env.0: name is required"),
+        ({"gateway": {"env": [{"name": "LORA_FS_PORT", "value": "9"}]}}, "gateway.env sets LORA_FS_PORT"),
         ({"apply": {"documents": {"a.txt": "x"}}}, "apply.documents: Does not match pattern"),
         (
             {"apply": {"documents": {"a.yaml": "x"}, "existingConfigMap": "mine"}},
@@ -399,6 +424,7 @@ def test_the_schema_refuses(given: Object, told: str) -> None:
         ALONE,
         {"terminationGracePeriodSeconds": 330, "engine": {"args": ["--shutdown-timeout=300"]}},
         {"strategy": {"maxSurge": 0, "maxUnavailable": 1}},
+        {"gc": {"enabled": True, "schedule": "@daily"}},
         {"auth": {"enabled": False}, "ingress": {"enabled": True, "host": "llm.example"}},  # ADR 0025
     ],
 )
@@ -474,7 +500,12 @@ def test_selectors_agree(case: str, mode: str) -> None:
     assert kinds["Deployment"]["spec"]["selector"]["matchLabels"] == selector
     assert objects({"mode": mode}, "other")["Service"]["spec"]["selector"] != selector
     if case != "nothing":
-        assert kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == selector
+        budget = kinds["PodDisruptionBudget"]["spec"]
+        assert budget["selector"]["matchLabels"] == selector
+        assert (
+            budget["unhealthyPodEvictionPolicy"]
+            == plain.read("pdb.yaml")["spec"]["unhealthyPodEvictionPolicy"]
+        )
         assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == selector
 
 
@@ -529,6 +560,19 @@ def test_settings_accept_the_environment(case: str, mode: str, monkeypatch: pyte
     assert str(settings.stage_dir) == mounts(container)["stage"]["mountPath"]
     (engine,) = spec["containers"]
     assert f"--model={settings.model}" in engine["args"]
+
+
+@pytest.mark.parametrize(("mode", "folder"), [("sidecar", ""), ("plugin", "plugin/")])
+def test_the_engine_is_that_of_the_manifests(mode: str, folder: str) -> None:
+    """By its defaults; what a test says of the manifests' engine holds for the chart's."""
+    (ours,) = pod(objects({"mode": mode}))["containers"]
+    (theirs,) = plain.read(f"{folder}deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    assert set(ours["args"]) == set(theirs["args"])
+    told = {name: environment(ours)[name] for name in environment(theirs)}
+    assert told == environment(theirs)
+    parts = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports", "resources")
+    assert {part: ours.get(part) for part in parts} == {part: theirs.get(part) for part in parts}
+    assert set(mounts(ours)) - {"token"} == set(mounts(theirs))
 
 
 def test_what_is_loaded_fits_the_engine() -> None:
@@ -780,7 +824,7 @@ def test_documents_are_applied_by_a_hook(lora_fs: LoraFs, root: Path, tmp_path: 
     """After an install or an upgrade the Job applies the ConfigMap's files to the replicas' claim."""
     write_adapter(root / "team" / "sql", 1, base="Qwen/Qwen2.5-7B-Instruct")
     text = "apiVersion: lora-fs/v1\nkind: LoraAdapter\nmetadata: {name: sql}\nspec: {source: %s}\n"
-    values = {"apply": {"documents": {"a.yaml": text % (root / "team/sql")}, "prune": True, "wait": "1s"}}
+    values = {"apply": {"documents": {"a.yaml": text % (root / "team/sql")}, "prune": True, "wait": "10ms"}}
     found = render(values)
     (hook,) = [one for one in found if hooks(one)]
     assert hooks(hook) == "post-install,post-upgrade"
@@ -795,14 +839,30 @@ def test_documents_are_applied_by_a_hook(lora_fs: LoraFs, root: Path, tmp_path: 
         (tmp_path / name).write_text(content)
     places = {"--root=/adapters": f"--root={root}", "--filename=/documents": f"--filename={tmp_path}"}
     words = [places.get(word, word) for word in container["args"]]
-    assert (parse(container["args"]).params["prune"], words[-1]) == (True, "--wait=1s")
-    assert lora_fs(*words[:-1]).out.splitlines()[-1] == "1 created"
+    assert parse(container["args"]).params["prune"]
+    late, again = lora_fs(*words), lora_fs(*words)
+    assert (late.out.splitlines()[-1], again.code) == ("1 created", 0)
+    (rule,) = hook["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob", "Kubernetes would try again, which hides that no replica followed"
+    assert rule["onExitCodes"]["values"] == [late.code]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
     selector = objects(values)["Deployment"]["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= template["metadata"]["labels"].items()
     mine = render({"apply": {"existingConfigMap": "mine"}})
     (hook,) = [one for one in mine if hooks(one)]
     assert hook["spec"]["template"]["spec"]["volumes"][1]["configMap"] == {"name": "mine"}
     assert "ConfigMap" not in objects({"apply": {"existingConfigMap": "mine"}})
+
+
+def test_the_job_of_the_documents_reads_the_pages_password() -> None:
+    """The file that its environment names is in a folder that it mounts."""
+    (given,) = (one for one in values_of("apply.md") if "extraVolumes" in one.get("apply", {}))
+    (hook,) = [one for one in render(merged(given, {"apply": {"existingConfigMap": "mine"}})) if hooks(one)]
+    spec = hook["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    file = Path(environment(container)["LORA_FS_REGISTRY_AUTH_FILE"]["value"])
+    assert mounts(container)["registry"]["mountPath"] == str(file.parent)
+    assert given["apply"]["extraVolumes"][0] in spec["volumes"]
 
 
 @pytest.mark.parametrize("mode", MODES)

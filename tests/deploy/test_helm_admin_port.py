@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -18,8 +17,7 @@ from tests.cli.conftest import root as root
 from tests.deploy import test_kubernetes as plain
 from tests.deploy.test_helm import (
     CHART,
-    EVERYTHING,
-    NOT_KUBERNETES,
+    MODES,
     VALUES,
     helm,
     merged,
@@ -33,6 +31,7 @@ Objects = dict[tuple[str, str], Object]
 PORT = 8002
 ON: Object = {"sidecar": {"adminPort": PORT}}
 WHOLE: Object = merged(ON, {"gateway": {"enabled": True}, "podMonitor": {"enabled": True}})
+GATEWAY: Object = {"gateway": {"enabled": True, "adminPort": PORT}, "podMonitor": {"enabled": True}}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 ROOT = plain.FOLDER.parents[1]
 
@@ -107,17 +106,6 @@ def test_what_the_chart_asks_is_answered_on_the_port_that_it_asks(root: Path, tm
         assert (kept.status_code, f"port {admin['port']}" in kept.text) == (404, True)
 
 
-def test_what_is_rendered_fits_the_api_and_the_linter() -> None:
-    """With everything beside it, too."""
-    given = merged(EVERYTHING, ON)
-    for version in plain.VERSIONS:
-        for one in render(given, version=version):
-            if one["kind"] not in NOT_KUBERNETES:
-                kubernetes_validate.validate(one, version, strict=True)
-    done = helm("lint", "--strict", CHART, given=given)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_services_lead_to_one_port_each() -> None:
     """By number, which a native sidecar's port needs; to the replicas, also where clients ask a gateway."""
     for given in (ON, WHOLE):
@@ -163,6 +151,14 @@ def test_the_policy_tells_operators_from_clients() -> None:
         (merged(ON, {"mode": "plugin"}), "sidecar.adminPort does not go with mode plugin"),
         ({"sidecar": {"adminPort": 8001}}, "sidecar.adminPort (8001) is taken in the pod"),
         ({"sidecar": {"adminPort": 8000}}, "sidecar.adminPort (8000) is taken in the pod"),
+        (
+            {"gateway": {"env": [{"name": "LORA_FS_ADMIN_PORT", "value": "8002"}]}},
+            "gateway.env sets LORA_FS_ADMIN_PORT, which probes, Services and the NetworkPolicy do not "
+            "follow: set gateway.adminPort",
+        ),
+        ({"gateway": {"adminPort": PORT}}, "gateway.adminPort is set, and gateway.enabled is false"),
+        (merged(ON, GATEWAY), "gateway.adminPort and sidecar.adminPort exclude each other"),
+        (merged(GATEWAY, {"gateway": {"adminPort": 8001}}), "gateway.adminPort (8001) is the gateway's"),
         ({"sidecar": {"adminPort": 80}}, "sidecar.adminPort: Must be greater than or equal to 1024"),
     ],
 )
@@ -173,9 +169,34 @@ def test_what_does_not_work_is_refused(given: Object, told: str) -> None:
     assert told in done.stderr
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_of_a_gateway(mode: str) -> None:
+    """What asks it for operations asks at that port. Clients reach the other one, and no replica: those still
+    answer everything on one port."""
+    tenants, operators = ({"podSelector": {"matchLabels": {"is": who}}} for who in ("tenant", "operator"))
+    lists: Object = {"networkPolicy": {"from": [tenants], "adminFrom": [operators]}}
+    found = named(merged(merged(GATEWAY, {"mode": mode}), lists))
+    template = found["Deployment", "demo-gateway"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    told = {one["name"]: one.get("value") for one in container["env"]}
+    assert told["LORA_FS_ADMIN_PORT"] == str(PORT)
+    assert ports(container) == {"http": 8001, "admin": PORT}
+    (scrape,) = found["PodMonitor", "demo-gateway"]["spec"]["podMetricsEndpoints"]
+    probed = [container[f"{name}Probe"]["httpGet"]["port"] for name in ("readiness", "liveness")]
+    assert [scrape["port"], *probed] == ["admin"] * 3
+    service = found["Service", "demo-admin"]["spec"]
+    assert service["selector"].items() <= template["metadata"]["labels"].items()
+    assert [(port["port"], port["targetPort"]) for port in service["ports"]] == [(PORT, PORT)]
+    its, replicas = (found["NetworkPolicy", name]["spec"]["ingress"] for name in ("demo-gateway", "demo"))
+    assert {rule["ports"][0]["port"]: rule["from"] for rule in its} == {8001: [tenants], PORT: [operators]}
+    (rule,) = replicas
+    assert rule["from"] == [operators, {"podSelector": {"matchLabels": service["selector"]}}]
+
+
 def test_the_notes_name_its_service(tmp_path: Path) -> None:
     """Who registers over HTTP asks there, not at the address of the clients."""
     assert "http://blue-admin.ml:8002" in notes(ON, tmp_path / "on")
+    assert "http://blue-admin.ml:8002" in notes(GATEWAY, tmp_path / "gateway")
     assert "-admin" not in notes({}, tmp_path / "off")
 
 

@@ -6,27 +6,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.deploy.test_helm import CHART, EVERYTHING, SCHEMA, VALUES, helm, merged, render
-from tests.deploy.test_kubernetes import VERSIONS, Object
+import pytest
+
+from tests.deploy.test_helm import CHART, EVERYTHING, MODES, MORE, SCHEMA, VALUES, helm, merged, render
+from tests.deploy.test_kubernetes import POD, SIDECAR, VERSIONS, Object, environment
 
 Keys = tuple[str, ...]
-MOUNT: Object = {"name": "own", "mountPath": "/own"}
-VOLUME: Object = {"name": "own", "emptyDir": {}}
 # All that can be on at once, with something in each list.
-ON: Object = merged(
-    EVERYTHING,
-    {
-        "sidecar": {"adminPort": 8002},
-        "gateway": {"enabled": True, "env": [{"name": "A", "value": "b"}]}
-        | {"extraVolumeMounts": [MOUNT], "extraVolumes": [VOLUME]},
-        "networkPolicy": {"adminFrom": [{"namespaceSelector": {}}]},
-        "image": {"digest": ""},
-        "engine": {"image": {"digest": ""}},
-    },
-)
+ON: Object = merged(merged(EVERYTHING, MORE), {"image": {"digest": ""}, "engine": {"image": {"digest": ""}}})
 # What goes with others only, and has a test of its own.
 ELSEWHERE = {
     "apply.existingConfigMap": "test_documents_are_applied_by_a_hook",
+    "gateway.adminPort": "test_of_a_gateway",
     "auth.existingSecret": "test_the_token_is_where_lora_fs_looks",
     "mode": "test_clients_reach_the_port_that_loads",
     "replicas": "test_what_scales_replicas_is_alone",
@@ -118,17 +109,59 @@ def test_every_value_changes_an_object() -> None:
     assert ignored == []
 
 
-def test_every_pod_pulls_as_the_values_say() -> None:
-    """Replicas, gateways and the three Jobs; none gets a token of the cluster."""
-    pull = {"pullPolicy": "Always"}
-    specs = [
-        one["spec"].get("jobTemplate", one)["spec"]["template"]["spec"]
-        for one in render(merged(ON, {"image": pull, "engine": {"image": pull}}))
+def templates(given: Object) -> dict[str, Object]:
+    """The pods of everything that makes pods, by its name."""
+    return {
+        one["metadata"]["name"]: one["spec"].get("jobTemplate", one)["spec"]["template"]
+        for one in render(given)
         if one["kind"] in {"Deployment", "Job", "CronJob"}
-    ]
-    assert len(specs) == 5
-    for spec in specs:
-        containers = [*spec.get("initContainers", ()), *spec["containers"]]
-        assert {one["imagePullPolicy"] for one in containers} == {"Always"}
+    }
+
+
+def containers(template: Object) -> list[Object]:
+    """All of a pod's."""
+    return [*template["spec"].get("initContainers", ()), *template["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_variable_is_there_twice(mode: str) -> None:
+    """A value's variable takes the place of the chart's own: Helm 4 and Flux refuse an object with both."""
+    own = {
+        "engine": "HOME",
+        "sidecar": "LORA_FS_STAGE_MAX_BYTES",
+        "gateway": "LORA_FS_SHUTDOWN_TIMEOUT_S",
+        "apply": "LORA_FS_TRUST",
+    }
+    given: Object = {part: {"env": [{"name": name, "value": "own"}]} for part, name in own.items()}
+    given["sidecar"]["adminPort"] = None
+    pods = templates(merged(ON, {**given, "mode": mode}))
+    found = [one for pod in pods.values() for one in containers(pod)]
+    for container in found:
+        names = [one["name"] for one in container.get("env", ())]
+        assert len(names) == len(set(names)), container["name"]
+    values = [(name, entry.get("value")) for one in found for name, entry in environment(one).items()]
+    assert {name for name, value in values if value == "own"} == set(own.values())
+
+
+def test_the_jobs_have_what_the_cluster_asks_of_pods() -> None:
+    """Each of the three; a volume that a container in the pod mounts never arrives without its annotation."""
+    pods = templates(ON)
+    for one in [pods.pop(f"demo-{what}")["metadata"] for what in ("init", "gc", "apply")]:
+        assert one["annotations"] == ON["jobs"]["podAnnotations"]
+        assert ON["jobs"]["podLabels"].items() <= one["labels"].items()
+    assert all(ON["podLabels"].items() <= one["metadata"]["labels"].items() for one in pods.values())
+
+
+def test_every_pod_is_locked_and_pulls_as_the_values_say() -> None:
+    """Replicas, gateways and the three Jobs; none gets a token of the cluster, and only vLLM may be root."""
+    pull = {"pullPolicy": "Always"}
+    pods = templates(merged(ON, {"image": pull, "engine": {"image": pull}}))
+    assert len(pods) == 5
+    for pod in pods.values():
+        spec = pod["spec"]
+        assert {one["imagePullPolicy"] for one in containers(pod)} == {"Always"}
         assert spec["imagePullSecrets"] == ON["imagePullSecrets"]
         assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"] == POD["securityContext"]
+        own = [one for one in containers(pod) if one["name"] != "vllm"]
+        assert [one["securityContext"] for one in own] == [SIDECAR["securityContext"]] * len(own)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +145,13 @@ def test_the_engine_has_no_powers() -> None:
     assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
+def test_the_volumes_are_the_sidecars() -> None:
+    """A new claim's folder is root's; the group that Kubernetes gives it is what lets user 10001 write."""
+    for folder in ("", "plugin/"):
+        pod = read(f"{folder}deployment.yaml")["spec"]["template"]["spec"]
+        assert pod["securityContext"]["fsGroup"] == SIDECAR["securityContext"]["runAsGroup"], folder
+
+
 def test_no_pod_has_a_token_of_the_cluster() -> None:
     """Neither the account nor the pod asks for one."""
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
@@ -162,6 +173,7 @@ def test_budget_and_policy_are_of_the_pods() -> None:
     assert budget["selector"]["matchLabels"].items() <= labels.items()
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a replica that still loads blocks no drain"
     (port,) = policy["ingress"][0]["ports"]
     assert check_reached(POD, port["port"]) == SIDECAR_PORT
 
@@ -196,6 +208,23 @@ def test_storage_stands_in_for_the_claim(name: str, version: str) -> None:
     assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
     assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_kinds_folder_hands_down_its_group(tmp_path: Path) -> None:
+    """The Job's command, with no more rights than the Job has, leaves the bit that new folders inherit."""
+    tool = shutil.which("setpriv")
+    if tool is None or os.geteuid() != 0:
+        pytest.skip("giving up rights needs setpriv, and root")
+    documents = list(yaml.safe_load_all((FOLDER / "storage/kind.yaml").read_text()))
+    (spec,) = (one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Job")
+    (container,) = spec["containers"]
+    kept = ",".join(f"+{one.lower()}" for one in container["securityContext"]["capabilities"]["add"])
+    groups = ",".join(map(str, spec["securityContext"].get("supplementalGroups", [0])))
+    command = [word.replace("/adapters", str(tmp_path)) for word in container["command"]]
+    bounds = [f"--{which}=-all,{kept}" for which in ("bounding-set", "inh-caps")]
+    subprocess.run([tool, f"--groups={groups}", *bounds, *command], check=True)
+    found = tmp_path.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o2775, 10001, 10001)
 
 
 def test_every_container_asks_for_resources() -> None:

@@ -52,6 +52,12 @@ def test_a_workflow_may_only_read() -> None:
     assert all(yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"} for path in WORKFLOWS)
 
 
+def test_nightly_may_mount() -> None:
+    """The filesystems of `make test-nfs` and `make torture` need root, and Debian's packages."""
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"].values()
+    assert job["container"] == {"image": "python:3.11-bookworm", "options": "--privileged"}
+
+
 def test_pre_commit_has_the_pinned_ruff() -> None:
     """The hook's ruff and the one that `make lint` runs format alike."""
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

@@ -129,21 +129,6 @@ seccompProfile:
 {{- .Values.stage.maxBytes | default (div (include "lora-fs.bytes" .Values.stage.sizeLimit | int64) 2) -}}
 {{- end -}}
 
-{{- /* Where a Job's pod runs: on a replica's node, if only one node can mount the volume. */ -}}
-{{- define "lora-fs.beside" -}}
-{{- if not (has "ReadWriteMany" .Values.storage.accessModes) -}}
-affinity:
-  podAffinity:
-    preferredDuringSchedulingIgnoredDuringExecution: # without a replica any node may mount it
-      - weight: 100
-        podAffinityTerm:
-          topologyKey: kubernetes.io/hostname
-          labelSelector:
-            matchLabels:
-              {{- include "lora-fs.selector" . | nindent 14 }}
-{{- end -}}
-{{- end -}}
-
 {{- /* DNS, at the Service and at its pods: OpenShift's listen on 5353, and its rules are of the pods' ports. */ -}}
 {{- define "lora-fs.dns" -}}
 - port: 53
@@ -177,6 +162,11 @@ affinity:
 {{- if eq .Values.mode "plugin" }}8000{{ else }}8001{{ end -}}
 {{- end -}}
 
+{{- /* The gateway's port for operations; nothing where it has none, or there is no gateway. */ -}}
+{{- define "lora-fs.gatewayAdmin" -}}
+{{- with .Values.gateway }}{{ if .enabled }}{{ .adminPort | default "" }}{{ end }}{{ end -}}
+{{- end -}}
+
 {{- /* The name of the port that probes and Prometheus ask: with sidecar.adminPort the other one answers neither. */ -}}
 {{- define "lora-fs.operations" -}}
 {{- if .Values.sidecar.adminPort }}admin{{ else }}http{{ end -}}
@@ -185,52 +175,6 @@ affinity:
 {{- /* How long the engine goes on with requests: less 10 s before it is told, and 20 s to end after them. */ -}}
 {{- define "lora-fs.shutdownTimeout" -}}
 {{- sub (int .Values.terminationGracePeriodSeconds) 30 -}}
-{{- end -}}
-
-{{- /* What lora-fs is told, in the sidecar or in the engine. */ -}}
-{{- define "lora-fs.env" -}}
-- name: LORA_FS_ROOT
-  value: /adapters
-- name: LORA_FS_MODEL
-  value: {{ .Values.model | quote }}
-- name: LORA_FS_NAMESPACES
-  value: {{ join "," .Values.namespaces | quote }}
-# Where commands work that somebody types in the pod.
-- name: LORA_FS_NAMESPACE
-  value: {{ first .Values.namespaces | quote }}
-- name: LORA_FS_STAGE_DIR
-  value: /stage
-- name: LORA_FS_STAGE_MAX_BYTES
-  value: {{ include "lora-fs.stageBytes" . | quote }}
-- name: LORA_FS_MAX_RANK
-  value: {{ .Values.engine.maxLoraRank | quote }}
-- name: LORA_FS_DEFAULT_POLICY
-  value: {{ .Values.sidecar.defaultPolicy | quote }}
-{{- if .Values.sidecar.maxLoaded }}
-- name: LORA_FS_MAX_LOADED
-  value: {{ .Values.sidecar.maxLoaded | quote }}
-{{- end }}
-- name: LORA_FS_REPLICA_ID
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.name
-{{- if .Values.auth.enabled }}
-- name: LORA_FS_TOKEN_FILE
-  value: /etc/lora-fs/token
-{{- end }}
-{{- if include "lora-fs.trust" . }}
-{{ include "lora-fs.trustEnv" . }}
-{{- end }}
-{{- include "lora-fs.hosts" . }}
-{{- if .Values.nim.claim }}
-- name: NIM_PEFT_SOURCE
-  value: /nim{{ with .Values.nim.path }}/{{ . }}{{ end }}
-- name: NIM_PEFT_REFRESH_INTERVAL
-  value: {{ .Values.nim.refreshSeconds | quote }}
-{{- end }}
-{{- with .Values.sidecar.env }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "lora-fs.mounts" -}}

@@ -19,6 +19,11 @@
 {{- if and (not $v.storage.existingClaim) (not (has "ReadWriteMany" $v.storage.accessModes)) (ne (toString $v.strategy.maxSurge) "0") -}}
 {{- fail "an upgrade's second pod cannot mount one ReadWriteOnce volume from another node, and waits for ever: set strategy.maxSurge to 0 and strategy.maxUnavailable to 1" -}}
 {{- end -}}
+{{- with $v.strategy -}}
+{{- if and (eq (toString .maxUnavailable | trimSuffix "%") "0") (eq (toString .maxSurge | trimSuffix "%") "0") -}}
+{{- fail "strategy.maxUnavailable and strategy.maxSurge are both 0, and an upgrade would change no pod: set one of them to 1" -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.autoscaling.enabled (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- fail (printf "autoscaling.minReplicas (%v) is over autoscaling.maxReplicas (%v)" $v.autoscaling.minReplicas $v.autoscaling.maxReplicas) -}}
 {{- end -}}
@@ -34,9 +39,27 @@
 {{- if and $v.trust.files (not (hasKey $v.trust.files "trust.yaml")) -}}
 {{- fail "trust.files has no trust.yaml: that is the file that names who may sign" -}}
 {{- end -}}
-{{- range $v.sidecar.env -}}
-{{- if eq (toString .name) "LORA_FS_ADMIN_PORT" -}}
-{{- fail "sidecar.env sets LORA_FS_ADMIN_PORT, which probes, Services and the NetworkPolicy do not follow: set sidecar.adminPort" -}}
+{{- range $part := list "sidecar" "gateway" -}}
+{{- range (get $v $part).env -}}
+{{- if eq .name "LORA_FS_ADMIN_PORT" -}}
+{{- fail (printf "%s.env sets LORA_FS_ADMIN_PORT, which probes, Services and the NetworkPolicy do not follow: set %s.adminPort" $part $part) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $v.gateway.adminPort -}}
+{{- if not $v.gateway.enabled -}}
+{{- fail "gateway.adminPort is set, and gateway.enabled is false: set that to true, or sidecar.adminPort" -}}
+{{- end -}}
+{{- if $v.sidecar.adminPort -}}
+{{- fail "gateway.adminPort and sidecar.adminPort exclude each other: a gateway passes no operation on to a replica that has a port for them; set one of them to null" -}}
+{{- end -}}
+{{- if eq (int .) 8001 -}}
+{{- fail "gateway.adminPort (8001) is the gateway's port for requests: set another one, as 8002" -}}
+{{- end -}}
+{{- end -}}
+{{- range concat ($v.sidecar.env | default list) ($v.gateway.env | default list) -}}
+{{- if eq .name "LORA_FS_PORT" -}}
+{{- fail "sidecar.env or gateway.env sets LORA_FS_PORT, which probes, Services and the NetworkPolicy do not follow: leave it out; service.port is the clients' port" -}}
 {{- end -}}
 {{- end -}}
 {{- with $v.sidecar.adminPort -}}
