@@ -293,6 +293,10 @@ class Settings(BaseModel):
         told = urlsplit(self.advertise_url or "").hostname
         return (*self.allowed_hosts, socket.gethostname(), *((told,) if told else ()))
 
+    def ports(self) -> tuple[int, ...]:
+        """Where a server listens: for requests, and for operations if they have a port of their own."""
+        return (self.port, *(() if self.admin_port is None else (self.admin_port,)))
+
     def serves(self) -> tuple[str, ...]:
         """The namespaces a sidecar serves."""
         return self.namespaces or (self.namespace,)

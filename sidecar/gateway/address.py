@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from lora_fs.sidecar.errors import InputError
-
-# Where clouds answer with a machine's credentials, besides link-local addresses.
-METADATA: Final = frozenset(
-    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
-)
+from lora_fs.sidecar.sources.allowed import METADATA, as_resolved
 
 
 def is_refused(host: str) -> bool:
@@ -47,13 +42,10 @@ def checked(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or port == 0:
         raise InputError(f"write the replica's address {url[:200]!r} as http://HOST:PORT")
     try:
-        # As a resolver reads it: 0xa9fea9fe and 2852039166 are 169.254.169.254, too.
-        numeric = socket.inet_ntoa(socket.inet_aton(parts.hostname))
-    except OSError:
-        numeric = parts.hostname
+        host = as_resolved(parts.hostname)
     except ValueError as error:  # it has a NUL, or is no text that UTF-8 has
         raise InputError(f"the replica's address {url[:200]!r} has no host's name: {error}") from error
-    if is_refused(numeric):
+    if is_refused(host):
         raise InputError(f"{url[:200]} is no replica's address: it is link-local, or a metadata service's")
     return url.rstrip("/")
 

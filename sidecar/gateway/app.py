@@ -10,9 +10,10 @@ from typing import Final
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.gateway.address import Resolver
@@ -28,6 +29,7 @@ from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, passing, proxied
 from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.middleware.admin_port import AdminPort, operations
 from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
@@ -37,6 +39,8 @@ from lora_fs.sidecar.server.routes.observe import exposed
 from lora_fs.sidecar.settings import BODY_MAX_BYTES, ENGINE_IDLE_TIMEOUT_S
 
 CONNECTIONS: Final = 16_384  # to all replicas
+# A replica's own paths that pass through the gateway, each with all that is below it: see ``AdminPort``.
+OPERATIONS: Final = ("/v1/dashboard", "/v1/events", "/v1/lora_adapters", "/v1/loras", "/v1/replicas")
 
 
 def create_gateway(
@@ -44,6 +48,7 @@ def create_gateway(
     *,
     token: Callable[[], str] | None = None,
     model: str | None = None,
+    admin_port: int | None = None,
     max_body_bytes: int = BODY_MAX_BYTES,
     hold_timeout_s: float = 120.0,
     idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S,
@@ -57,6 +62,7 @@ def create_gateway(
         token: reads the token for polls of the replicas, which shows the adapters of namespaces that are not
             public. Called now, and every second in a thread.
         model: the folder of the base model's scopes; None: that of the first replica to answer.
+        admin_port: see ``AdminPort``; None: every port answers all.
         idle_timeout_s: in which a replica may send no byte of an answer.
         cors_origins: whose pages may read answers. allowed_hosts: see ``Sites``.
     """
@@ -97,6 +103,20 @@ def create_gateway(
         """Prometheus metrics."""
         return Response(await exposed(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    own: list[BaseRoute] = [
+        *(Route(path, health) for path in ("/health", "/readyz")),
+        Route("/metrics", scrape),
+        Route("/v1/fleet", fleet),
+        *(Route(path, answer) for path, answer in page("fleet.html").items()),
+        Route("/v1/load_lora_adapter", every.load, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", every.unload, methods=["POST"]),
+        Route("/pause", every.pause, methods=["POST"]),
+        Route("/resume", every.resume, methods=["POST"]),
+        Route("/server_info", every.server_info),
+    ]
+    apart = []
+    if admin_port is not None:
+        apart = [Middleware(AdminPort, port=admin_port, operations=(*operations(own), *OPERATIONS))]
     app = FastAPI(
         title="lora-fs gateway",
         version=__version__,
@@ -104,21 +124,10 @@ def create_gateway(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=layers(cors_origins),
+        middleware=layers(cors_origins, apart),
         exception_handlers=HANDLERS,
     )
-    app.router.routes.extend(Route(path, health) for path in ("/health", "/readyz"))
-    app.router.routes.extend((Route("/metrics", scrape), Route("/v1/fleet", fleet)))
-    app.router.routes.extend(Route(path, answer) for path, answer in page("fleet.html").items())
-    calls = {
-        "/v1/load_lora_adapter": every.load,
-        "/v1/unload_lora_adapter": every.unload,
-        "/pause": every.pause,
-        "/resume": every.resume,
-    }
-    app.router.routes.extend(Route(path, call, methods=["POST"]) for path, call in calls.items())
-    app.router.routes.append(Route("/server_info", every.server_info))
-    app.router.routes.extend([*other_methods(app.router, app.router.routes)])
+    app.router.routes.extend([*own, *other_methods(app.router, own)])
     uploads = Uploads(hop, clock, idle_s=idle_timeout_s)
     app.router.routes.extend(Route(path, uploads, methods=["POST"], middleware=passing()) for path in PATHS)
     way = proxied(max_body_bytes)

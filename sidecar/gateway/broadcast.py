@@ -116,9 +116,8 @@ class Broadcast:
         path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
         told = [said]
         if said.is_done:
-            told += await self._asking.all(
-                others, Call("POST", f"{path}/load", headers, {"revision": revision})
-            )
+            load = Call("POST", f"{path}/load", headers, {"revision": revision})
+            told += await self._asking.all_that_stay(others, load)
         if not (refused := self._asking.refused(told)):
             return as_it_is(said)
         undone = await self._undo([first, *others], path, made, headers)
@@ -179,9 +178,12 @@ class Broadcast:
     async def server_info(self, request: Request) -> Response:
         """The configuration that all engines share. 409 where they differ."""
         call = Call("GET", f"/server_info?{request.url.query}", self._passed(request))
-        told = await self._asking.all(self._asking.ready(), call)
+        told = await self._asking.all_that_stay(self._asking.ready(), call)
         if refused := self._asking.refused(told):
             raise failed(refused, (), "the engines' configuration is unknown")
+        told = [one for one in told if one.is_done]
+        if not told:
+            raise TemporaryError("no replica is ready any more")
         infos = [_info(one) for one in told]
         for other, info in zip(told[1:], infos[1:], strict=True):
             if (where := difference(infos[0].get(CONFIG), info.get(CONFIG))) is not None:

@@ -153,7 +153,9 @@ class Hop:
             async with self._routed(adapter, hashes, tried, why) as ticket:
                 assert ticket.peer is not None
                 peer = ticket.peer.name
-                if not tried:
+                if tried:
+                    self._metrics.retried += 1
+                else:
                     self._metrics.queued.observe(self._clock() - began)
                 try:
                     async with self._sent(scope, body, peer) as answer:
@@ -168,7 +170,6 @@ class Hop:
                 except NotReached as error:
                     why = str(error)
                     self._watch.not_reached(peer, why)
-                    self._metrics.retried += 1
                     tried |= {peer}
 
     def _judge(self, scope: Scope, peer: str, told: Outcome) -> None:
@@ -253,7 +254,6 @@ class Hop:
             is_gone = answer.status == 503 and answer.headers.get(errors.NAME) == _GONE
             if is_gone and (body.is_kept or not sending.has_begun):
                 raise NotReached(f"replica {peer} has no engine")
-            tracing.note(http__response__status_code=answer.status)
             yield answer
         finally:
             if answer.content.at_eof() and (sending.is_done or body.size == 0):
@@ -275,6 +275,7 @@ class Hop:
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("gateway.broke_off", replica=peer, error=type(error).__name__)
             logger.warning("replica %s broke off its answer: %s", peer, error, extra=told)
+            tracing.failed(ServerUnavailable.__name__)
             # Without an end, so that the client's connection closes, too.
             return False
         return True

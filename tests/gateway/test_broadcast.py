@@ -148,6 +148,19 @@ def test_a_load_that_the_first_replica_does_not_end_is_undone_on_all(owned: Stub
     assert again.status_code == 200, again.text
 
 
+def test_a_replica_that_hangs_holds_up_no_load(owned: Stubs, tmp_path: Path) -> None:
+    """The load ends once the gateway has left the replica out; awake, the replica follows the registry."""
+    for _ in range(2):
+        owned.add()
+    gateway = started(owned, replicas=2)
+    source = write_adapter(tmp_path / "published" / "policy")
+    with owned.sidecars[1].paused():
+        done = call(gateway.url, "/v1/load_lora_adapter", lora_name="policy-v1", lora_path=str(source))
+        assert done.status_code == 200, done.text
+        assert list(health(gateway)["ready"]) == ["r0"]
+    until(lambda: "policy-v1" in names(owned.sidecars[1]))
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_an_undone_load_takes_away_only_what_it_made(
     owned: Stubs, tmp_path: Path, complete: Complete, active: bool

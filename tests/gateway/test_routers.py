@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from lora_fs.demo.process import Process, free_port, spawn
-from tests.gateway.conftest import Stubs
+from tests.gateway.conftest import Stubs, stub
 from tests.gateway.test_process import until
 
 PAGE = Path(__file__).parents[2] / "docs/howto/routers.md"
@@ -66,19 +66,22 @@ def test_each_adapter_is_loaded_on_one_replica_and_survives_its_end(
     """Requests for one adapter reach one replica; when a replica ends the other one answers for all.
 
     They come on one connection. On a new one HAProxy may still count the last request as under way. With two
-    under way its bound sends an adapter to the other replica.
+    under way its bound sends an adapter to the other replica. The first replica ends in two steps: without an
+    engine it is not ready, and then it is gone.
     """
-    fleet.add()
-    fleet.add()
-    with (
-        router(program, fleet.sidecars, tmp_path / program) as process,
-        httpx.Client(base_url=process.url, timeout=30) as client,
-    ):
-        for _ in range(3):
-            for name in NAMES[:4]:
-                assert ask(client, name).status_code == 200
-        loads = [fleet.counts(number)["loads"] for number in (0, 1)]
-        assert sum(loads) == 4
-        fleet.sidecars[0].stop()
-        until(lambda: all(ask(client, name).status_code == 200 for name in NAMES[:4]))
-        assert fleet.counts(1)["loads"] >= 4
+    with ExitStack() as engine:
+        own = stub().paced_engine(tmp_path / "engine.log", stub().Pace(), start=fleet.start)
+        fleet.add(engine=engine.enter_context(own))
+        fleet.add()
+        with (
+            router(program, fleet.sidecars, tmp_path / program) as process,
+            httpx.Client(base_url=process.url, timeout=30) as client,
+        ):
+            for _ in range(3):
+                for name in NAMES[:4]:
+                    assert ask(client, name).status_code == 200
+            assert sum(fleet.counts(number)["loads"] for number in (0, 1)) == 4
+            for end in (engine.close, fleet.sidecars[0].stop):
+                end()
+                until(lambda: all(ask(client, name).status_code == 200 for name in NAMES[:4]))
+            assert fleet.counts(1)["loads"] >= 4

@@ -16,6 +16,7 @@ from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.gateway.watch import Watch
 
 MARGIN_S: Final = 10.0  # over what a replica itself waits
+LOOK_S: Final = 0.2  # between two looks at which replicas are in
 
 Headers = Mapping[str, str]
 
@@ -107,6 +108,19 @@ class Asking:
     async def all(self, replicas: Sequence[str], call: Call) -> list[Said]:
         """Ask replicas at the same time."""
         return await asyncio.gather(*(self.one(one, call) for one in replicas))
+
+    async def all_that_stay(self, replicas: Sequence[str], call: Call) -> list[Said]:
+        """Ask replicas at the same time, each for as long as it is in. One that goes is in no answer."""
+        asked = {one: asyncio.create_task(self.one(one, call), name=f"call {one}") for one in replicas}
+        try:
+            while under_way := {task for task in asked.values() if not task.done()}:
+                await asyncio.wait(under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for one in asked.keys() - self.watch.ready:
+                    asked[one].cancel()
+        finally:
+            for task in asked.values():
+                task.cancel()
+        return [task.result() for task in asked.values() if not task.cancelled()]
 
     async def one(self, replica: str, call: Call) -> Said:
         """Ask a replica that was in once."""
