@@ -120,11 +120,12 @@ class Catalog:
         scoped = self.terms.scoped(plain if at else name)
         if scoped is None:
             return False
-        pointer = self.source.pointers.get(scoped)
-        if not at and (pointer is None or pointer.revision is None):
-            return pointer is not None
-        wanted = revision if at else str(pointer and pointer.revision)
-        return self.has_tombstone(AdapterKey(*scoped[0], wanted, scoped[1]))
+        if not at:
+            pointer = self.source.pointers.get(scoped)
+            if pointer is None or pointer.revision is None:
+                return pointer is not None
+            revision = pointer.revision
+        return self.has_tombstone(AdapterKey(*scoped[0], revision, scoped[1]))
 
     def has_tombstone(self, key: AdapterKey) -> bool:
         """Whether a revision that was there has a tombstone now. Absence says nothing."""

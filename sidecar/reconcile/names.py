@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Container
 
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, build
+from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.view.snapshot import touched
 
@@ -22,6 +23,7 @@ class Names:
         self._volume = volume
         self._catalog = Catalog()
         self._digests: Counter[str] = Counter()  # of how many revisions each is
+        self._copies: Counter[str] = Counter()
 
     def catalog(self) -> Catalog:
         """Return the catalog. Builds it anew after a change of the volume or of the engine's own names."""
@@ -37,15 +39,22 @@ class Names:
         self.catalog()
         return self._digests
 
+    def copies(self) -> Container[str]:
+        """Return what the copies of all adapters are called."""
+        self.catalog()
+        return self._copies
+
     def _count(self, last: Catalog) -> None:
         before, after = last.source.records, self._catalog.source.records
         changed = touched(before, after)
         for records, more in ((after, 1), (before, -1)):  # a thread that sweeps misses none that stays
             for record in map(records.get, changed):
-                if record is not None and record.present:
-                    self._digests[record.spec.digest] += more
-                    if not self._digests[record.spec.digest]:
-                        del self._digests[record.spec.digest]
+                if record is None or not record.present:
+                    continue
+                for counts, one in ((self._digests, record.spec.digest), (self._copies, copy_name(record))):
+                    counts[one] += more
+                    if not counts[one]:
+                        del counts[one]
 
     def lookup(self, name: str) -> Served | None:
         """Resolve a public name; None for an unknown one."""

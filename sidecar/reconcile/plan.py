@@ -135,39 +135,39 @@ def give_way(
     """Names to unload, so that their copies make room for one that a request waits for.
 
     Lazy and sticky ones that nobody uses, the least recently used first. An eager one would come back. Of
-    names that share their bytes all go, or none: a copy is there as long as one of them needs it.
+    names that share a copy all go, or none: it is there as long as one of them needs it.
 
     Args:
         lacks: bytes. Where all that may go have less, nobody goes.
         weights: as in ``decide``.
     """
-    firm = {_digest(one) for one in resident if not _may_give_way(one)}
-    idle = [one for one in resident if _may_give_way(one) and _digest(one) not in firm]
+    firm = {_copy(one) for one in resident if not _may_give_way(one)}
+    idle = [one for one in resident if _may_give_way(one) and _copy(one) not in firm]
     idle.sort(key=lambda one: -one.idle_s)
-    copies = Counter(map(_digest, idle))
+    copies = Counter(map(_copy, idle))
     chosen, freed = [], 0
     for one in _Shares(weights or {}, resident).give_way(idle, len(idle)):
         if freed >= lacks or one.wanted is None:
             break
         chosen.append(one)
-        copies[_digest(one)] -= 1
-        if not copies[_digest(one)]:  # the last of the names that share these bytes
+        copies[_copy(one)] -= 1
+        if not copies[_copy(one)]:  # the last of the names that share it
             freed += one.wanted.spec.size_bytes
-    return tuple(one.name for one in chosen if not copies[_digest(one)]) if freed >= lacks else ()
+    return tuple(one.name for one in chosen if not copies[_copy(one)]) if freed >= lacks else ()
 
 
 def firm_bytes(resident: list[Resident]) -> int:
     """What the copies take that will give no room, however long one waits: of eager and pinned adapters."""
     firm = {
-        one.wanted.spec.digest: one.wanted.spec.size_bytes
+        _copy(one): one.wanted.spec.size_bytes
         for one in resident
         if one.wanted and one.current and one.policy.kind in ALWAYS
     }
     return sum(firm.values())
 
 
-def _digest(entry: Resident) -> str | None:
-    return entry.wanted.spec.digest if entry.wanted is not None else None
+def _copy(entry: Resident) -> tuple[str, str] | None:
+    return (entry.wanted.spec.digest, entry.wanted.name) if entry.wanted is not None else None
 
 
 def _may_give_way(entry: Resident) -> bool:

@@ -199,7 +199,7 @@ class Reconciler:
     async def _sweep(self) -> None:
         """Sweep the stage folder, unless the last time goes on yet."""
         if self._sweeping is None or self._sweeping.done():
-            sweep = partial(self._stager.sweep, self._names.digests())
+            sweep = partial(self._stager.sweep, self._names.copies())
             self._sweeping = asyncio.create_task(self._sweeper.run(sweep), name="sweep")
             await asyncio.wait({self._sweeping}, timeout=SWEEP_S)
             if self._sweeping.done():

@@ -224,7 +224,9 @@ class Replica:
                     await self._loop.changed()
         except TimeoutError as error:
             why = "its last requests are still draining here, or the engine has not unloaded it"
-            raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
+            late = WaitTimeout(f"{lora_name} is withdrawn; {why}")
+            late.wrote = lora_name
+            raise late from error
 
     def _has_withdrawn(self, lora_name: str) -> bool:
         """Whether the engine still has what was withdrawn with a name: every revision of a plain one."""

@@ -68,7 +68,7 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
     """What the engine holds, by the name that clients send: ``bodies.Residency``.
 
-    Of two copies of one revision, of which one leaves, it is the one that new requests get.
+    Of two copies, of which one leaves, it is the one that new requests get; ``in_flight`` is of both.
     """
     found: dict[str, JsonObject] = {}
     for engine_name, path in residents.paths.items():
@@ -77,11 +77,15 @@ def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
         serves_plain = active is not None and residents.name_of(active) == engine_name
         public = public_of(engine_name)
         name = plain if serves_plain else public
+        in_flight = residents.in_flight(engine_name)
+        if name in found:
+            in_flight += found[name]["in_flight"]
         if name in found and not serves_plain:
+            found[name]["in_flight"] = in_flight
             continue
         found[name] = {
             "engine_name": public,
-            "in_flight": residents.in_flight(engine_name),
+            "in_flight": in_flight,
             "idle_s": round(residents.idle_s(engine_name), 1),
             "path": path,
             "tier": residents.tiers.get(engine_name),

@@ -13,8 +13,8 @@ from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.placement import Part, policy_there
 from lora_fs.sidecar.reconcile.residents.loading import Residents
-from lora_fs.sidecar.reconcile.stage.cache import digest_at
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.stage.looks import digest_at
 
 PartOf = Callable[[Served], Part]
 
@@ -78,9 +78,11 @@ class Subjects:
             found = [served for served in found if self._part_of(served) is Part.HOME]
         self._residents.unplaced = frozenset(catalog.unasked).difference(served.name for served in found)
         missing = [served for served in found if self._residents.name_of(served) is None]
-        waits = self._residents.waits
+        waits, let_go = self._residents.waits, self._residents.is_let_go
         return [
-            plan.Absent(s.name, policies[s.name], not waits(s), names.terms.home(s.name).namespace)
+            plan.Absent(
+                s.name, policies[s.name], not (waits(s) or let_go(s)), names.terms.home(s.name).namespace
+            )
             for s in missing
         ]
 

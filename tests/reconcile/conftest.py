@@ -245,11 +245,12 @@ class FakeVolume:
         name: str,
         revision: str | None,
         canary: Canary | None = None,
+        scope: Scope = SCOPE,
     ) -> None:
         """Records of a name, and its pointer, at once."""
         pointer = Pointer(
-            namespace=SCOPE.namespace,
-            model=SCOPE.model,
+            namespace=scope.namespace,
+            model=scope.model,
             name=name,
             generation=1,
             request_id="r",
@@ -260,12 +261,12 @@ class FakeVolume:
             canary=canary,
         )
         version = self.desired.version + 1
-        changed = [*map(str, records), f"{SCOPE}/.active/{name}"]
+        changed = [*map(str, records), f"{scope}/.active/{name}"]
         self.recent = {**self.recent, **dict.fromkeys(changed, version)}
         known, pointers = Growing(self.desired.records), Growing(self.desired.pointers)
         for key, record in records.items():
             known.put(key, record)
-        pointers.put((SCOPE, name), pointer)
+        pointers.put((scope, name), pointer)
         self.desired = Desired(version, known.whole(), pointers.whole())
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,8 +158,9 @@ def test_made_from_the_last_is_made_from_nothing(
         terms = Terms("tiny", namespaces, engine_names, default)
         catalog = build(volume.desired, terms, number, catalog)
         assert said(catalog) == said(build(volume.desired, terms, number)) == defined(*given, default)
-        there = {one.spec.digest for one in volume.desired.records.values() if one.present}
-        assert {digest for digest in DIGESTS if digest in names.digests()} == there
+        there = {(one.spec.digest, one.name) for one in volume.desired.records.values() if one.present}
+        assert {one for one in DIGESTS if one in names.digests()} == {digest for digest, _ in there}
+        assert {one for one in product(DIGESTS, NAMES) if "/".join(one) in names.copies()} == there
         assert all(name == one.name for name, one in (*catalog.served.items(), *catalog.unasked.items()))
         assert all(catalog.find(name) is None for name in engine_names)
 
@@ -210,3 +213,42 @@ def test_a_name_of_the_engines_own_with_a_revision_in_it() -> None:
     assert found() == [True, True, True]
     assert found("base@v1") == [True, False, True]
     assert found("base") == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "name", "found"),
+    [
+        (ONE, "a", ("team", "a")),
+        (ONE, "team/a", None),
+        (SEVERAL, "a", None),
+        (SEVERAL, "team-b/a", ("team-b", "a")),
+        (SEVERAL, "other/a", None),
+    ],
+)
+def test_a_name_has_a_namespace_where_the_replica_serves_several(
+    namespaces: tuple[str, ...], name: str, found: tuple[str, str] | None
+) -> None:
+    """And none of another namespace is a name here."""
+    terms = Terms("tiny", namespaces)
+    scoped = terms.scoped(name)
+    assert scoped == (found and (Scope(found[0], "tiny"), found[1]))
+    assert scoped is None or terms.home(name) == scoped[0]
+
+
+def test_what_the_volume_withdrew_is_told_by_its_tombstones() -> None:
+    """A name by its pointer and by what that names, a revision by its own record; absence says nothing."""
+    volume = Volume(ONE)
+    volume.write(
+        record("team", "a", "v1", "1", None, False),
+        record("team", "a", "v2", "2", None, True),
+        pointer("team", "a", "v2", None),
+        record("team", "b", "v1", "1", None, False),
+        pointer("team", "b", None, None),
+        record("team", "c", "v1", "1", None, False),
+        pointer("team", "c", "v1", None),
+        record("team", "d", "v1", "1", None, False),
+    )
+    catalog = build(volume.desired, Terms("tiny", ONE), 1)
+    names = [f"{name}{at}" for name in "abcde" for at in ("", "@v1", "@v2")]
+    withdrawn = {name for name in (*names, "other/a") if catalog.is_withdrawn(name)}
+    assert withdrawn == {"a@v1", "b", "b@v1", "c", "c@v1", "d@v1"}

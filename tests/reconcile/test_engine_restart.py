@@ -9,6 +9,7 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineGone, EngineRejected, EngineUnavailable, LoraFsError
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from lora_fs.sidecar.reconcile.residents.engine_state import RESTARTS
 from tests.reconcile.conftest import Rig
 
 MakeRig = Callable[..., Rig]
@@ -84,6 +85,26 @@ async def test_what_may_have_ended_the_engine_waits_out_its_delay(make_rig: Make
     before = len(rig.engine.loads)
     await rig.settle()
     assert len(rig.engine.loads) == before
+
+
+async def test_an_engine_that_takes_an_adapter_and_does_not_have_it(make_rig: MakeRig) -> None:
+    """As one that answers 200 to every load: passes ask less and less, and a request asks at once."""
+    rig = make_rig()
+    rig.volume.put("sql", policy=PINNED)
+    for _ in range(3 * MANY):
+        await rig.settle()
+        rig.engine.adapters.clear()
+        rig.clock.now += 0.2
+    assert len(rig.engine.loads) <= MANY
+    before = len(rig.engine.loads)
+    await use(rig, "sql")
+    assert len(rig.engine.loads) == before + 1
+    rig.clock.now += 400
+    for _ in range(1 + RESTARTS):  # the count begins anew, and a restart delays nothing
+        await rig.settle()
+        assert rig.engine.public() == {"sql"}
+        await use(rig, "sql")
+        rig.engine.adapters.clear()
 
 
 async def test_a_failed_unload_of_an_earlier_engine_holds_no_place(make_rig: MakeRig) -> None:

@@ -118,3 +118,13 @@ def test_who_no_longer_uses_a_copy_waits_for_nothing(here: FolderLock, there: Fo
     assert not looking.is_alive()
     with there.removing(COPY) as alone:
         assert alone
+
+
+def test_a_copy_is_the_same_wherever_a_process_has_the_folder(here: FolderLock, there: FolderLock) -> None:
+    """Two containers may mount it elsewhere. Another name of the same bytes is another copy, as are other
+    bytes of the same name."""
+    there.open("prod/base")
+    here.use({f"/stage/{COPY}/sql"})
+    for copy, is_free in ((f"{COPY}/sql", False), (f"{COPY}/chat", True), (f"{OTHER}/sql", True)):
+        with there.removing(f"/mnt/stage/{copy}") as alone:
+            assert alone is is_free

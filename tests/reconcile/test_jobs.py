@@ -20,6 +20,7 @@ from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
 from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -146,7 +147,7 @@ async def test_a_copy_that_nobody_wants_ends(registry: Registry, register: Regis
     with gate.hanging():
         with pytest.raises(VolumeUnavailable):
             await stager.stage(record)
-        stager.sweep({record.spec.digest})
+        stager.sweep({copy_name(record)})
         assert not stager._jobs[record.spec.digest].given_up.is_set()
         stager.sweep()
         gate.opened.set()
@@ -242,7 +243,7 @@ async def test_staged_files_are_read_only(registry: Registry, register: Register
     record, stager = register("a", 1), make_stager(registry, tmp_path / "stage")
     copy = Path(await stager.stage(record))
     assert all(not path.stat().st_mode & 0o222 for path in (copy, *copy.iterdir()))
-    assert stager._remove(copy.parent.name) == record.spec.size_bytes
+    assert stager._remove(str(copy)) == record.spec.size_bytes
     assert not copy.exists()
 
 

@@ -377,6 +377,14 @@ def test_names_that_share_their_bytes_free_them_once() -> None:
     assert give_way([replace(resident[2], leaving=True)], 5) == ()
 
 
+def test_another_name_of_the_same_bytes_is_another_copy() -> None:
+    """It gives way beside one that stays. The copies of two that stay are two."""
+    stays, goes = (sized(2).model_copy(update={"name": name}) for name in ("stays", "goes"))
+    resident = [Resident("stays", stays, True, 0, 9.0, PINNED), Resident("goes", goes, True, 0, 9.0, LAZY)]
+    assert give_way(resident, 20) == ("goes",)
+    assert firm_bytes([replace(one, policy=PINNED) for one in resident]) == 40
+
+
 def test_eager_adapters_take_only_what_is_free() -> None:
     """By priority, while they fit; nothing is evicted for them."""
     resident = [Resident("used", RECORD, True, 0, 5.0, Policy(kind=PolicyKind.STICKY))]

@@ -19,6 +19,7 @@ from lora_fs.sidecar.errors import (
     EngineRejected,
     EngineUnavailable,
     InvalidAdapter,
+    LoraFsError,
     NameTaken,
     NotFound,
     RegistryLost,
@@ -306,7 +307,8 @@ async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
         await rig.settle()
         assert rig.engine.adapters == {old: rig.stager.path(first), new: rig.stager.path(second)}
         assert rig.replica.notable()[0]["a@v1"].phase is Phase.DRAINING
-        assert rig.replica.residency()["a"]["path"] == rig.stager.path(second)
+        held = rig.replica.residency()["a"]
+        assert (held["path"], held["in_flight"]) == (rig.stager.path(second), 1)  # an autoscaler counts it
     await rig.settle()
     assert rig.engine.adapters == {new: rig.stager.path(second)}
 
@@ -486,6 +488,33 @@ async def test_a_passing_trouble_blocks_no_request(make_rig: MakeRig, error: Exc
         await use(rig, "a")
     rig.stager.refuses.clear()
     assert await use(rig, "a") == "a"
+
+
+async def test_requests_do_not_flood_the_log(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Each request tries a passing trouble: that is one line in half a minute, and one of another trouble or
+    after a load."""
+    rig = make_rig()
+    rig.volume.put("a")
+
+    async def fail(error: LoraFsError) -> None:
+        rig.stager.refuses["a"] = error
+        for _ in range(10):
+            with pytest.raises(type(error)):
+                await use(rig, "a")
+
+    await fail(VolumeUnavailable(""))
+    await fail(RegistryLost("is it still mounted?"))
+    await fail(VolumeUnavailable("stale handle"))
+    rig.clock.now += 30
+    await fail(VolumeUnavailable("stale handle"))
+    rig.stager.refuses.clear()
+    await use(rig, "a")
+    rig.engine.adapters.clear()
+    await rig.settle()
+    await fail(VolumeUnavailable("stale handle"))
+    lines = [one.getMessage().partition(": ")[2] for one in caplog.records if one.levelname == "WARNING"]
+    assert lines == ["", "is it still mounted?", "stale handle", "stale handle", "stale handle"]
+    assert rig.replica.counters()["load_failures_total"] == 50
 
 
 async def test_an_eager_adapter_that_fails_delays_no_other(make_rig: MakeRig) -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.stage import cache
+from lora_fs.sidecar.reconcile.stage import cache, looks
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
 from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
-from lora_fs.sidecar.reconcile.stage.looks import Signature
+from lora_fs.sidecar.reconcile.stage.looks import Signature, copy_name
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -375,7 +375,7 @@ async def test_copies_of_registered_adapters_stay(stager: Stager, register: Regi
     path = await stager.stage(record)
     assert stager.has(record)
     for _ in range(2):
-        stager.sweep({record.spec.digest})
+        stager.sweep({copy_name(record)})
         clock.now += 10 * GRACE_S
     assert Path(path).is_dir()
     assert stager.has(record)
@@ -432,6 +432,58 @@ async def test_two_processes_share_a_stage(
     clock.now += GRACE_S
     await second.stage(new)
     assert second.has(new)
+
+
+async def test_another_name_of_bytes_in_use_keeps_no_copy(
+    registry: Registry, register: Register, tmp_path: Path, clock: Clock
+) -> None:
+    """Bytes that are published under ever new names, while one stays loaded, do not fill the disk."""
+    used, idle, withdrawn, new = (
+        register(name, seed) for name, seed in (("used", 1), ("idle", 1), ("withdrawn", 1), ("new", 2))
+    )
+    stager = make_stager(registry, tmp_path / "small", max_bytes=3 * used.spec.size_bytes + 10)
+    paths = [await stager.stage(record) for record in (used, idle, withdrawn)]
+    stager.use(paths[:1])
+    stager.sweep({copy_name(used), copy_name(idle)})
+    clock.now += GRACE_S
+    stager.sweep({copy_name(used), copy_name(idle)})
+    assert [Path(path).is_dir() for path in paths] == [True, True, False]
+    stager.use(paths[:2])
+    stager.use(paths[:1])
+    bigger = new.model_copy(
+        update={"spec": new.spec.model_copy(update={"size_bytes": 2 * used.spec.size_bytes})}
+    )
+    with stager.making(bigger, Mock()), stager.room_for(bigger, make_room=True):
+        assert [Path(path).is_dir() for path in paths] == [True, False, False]
+
+
+async def test_a_copy_that_goes_before_the_clock_ticks(
+    stager: Stager, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of its folder is that of the last look where the disk's clock ticks in milliseconds."""
+    gone, stays = (register(name, 1) for name in ("gone", "stays"))
+    for record in (gone, stays):
+        await stager.stage(record)
+
+    def discard(copy: Path, folder: Path) -> None:
+        before = copy.parent.stat()
+        looks.discard(copy, folder)
+        os.utime(copy.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr(cache, "discard", discard)
+    assert stager._remove(stager.path(gone)) == gone.spec.size_bytes
+    assert stager._measure() == stays.spec.size_bytes
+    stager.sweep()
+    assert (stager.has(gone), stager.has(stays)) == (False, True)
+
+
+async def test_no_empty_folder_stays(stager: Stager, register: Register) -> None:
+    """A person removed the copy in it."""
+    copy = Path(await stager.stage(register("one", 1)))
+    copy.chmod(0o700)
+    shutil.rmtree(copy)
+    stager.sweep()
+    assert not copy.parent.exists()
 
 
 async def test_other_names_of_the_same_bytes_are_counted(

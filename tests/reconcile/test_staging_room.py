@@ -26,6 +26,8 @@ from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
+from lora_fs.sidecar.reconcile.stage import cache
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
 from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
@@ -33,6 +35,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine, FakeStager, Rig
+from tests.reconcile.test_staging import Clock
 from tests.registry.conftest import write_adapter
 
 pytestmark = pytest.mark.anyio
@@ -82,14 +85,20 @@ class Pod:
         self.rig.stager = cast("FakeStager", self.stager)
         self.rig.replica = self.rig.start()
 
-    def put(self, name: str, policy: Policy | None = None, revision: str | None = None) -> Record:
+    def put(
+        self,
+        name: str,
+        policy: Policy | None = None,
+        revision: str | None = None,
+        namespace: str = "default",
+    ) -> Record:
         """Register an adapter of its own bytes, and let the replica know of it."""
         seed = zlib.crc32(f"{name}{revision or ''}".encode())
         source = write_adapter(self._folder / f"source-{name}-{revision}", seed)
         wanted = Registration(name, source, source.as_uri(), policy=policy, revision=revision)
-        scope = Scope("default", "tiny")
+        scope = Scope(namespace, "tiny")
         record = ingest.register(self.registry, scope, wanted, Expectation(), writer="test").record
-        self.rig.volume.write({record.key: record}, name, record.revision)
+        self.rig.volume.write({record.key: record}, name, record.revision, scope=scope)
         return record
 
     async def use(self, *names: str, within_s: float = 5) -> None:
@@ -160,6 +169,35 @@ async def test_the_least_recently_used_gives_way(make_pod: MakePod) -> None:
     assert pod.engine.gone == []
     told = [one.message for one in pod.rig.replica.events.events()]
     assert "Evicted: its copy makes room for d" in told
+
+
+async def test_copies_stay_while_their_adapters_are_registered(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long none of them is loaded."""
+    pod, clock = make_pod(2, "ab"), Clock()
+    monkeypatch.setattr(cache, "time", clock)
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.rig.volume.remove("b")
+    pod.engine.adapters.clear()
+    await pod.rig.settle()
+    for _ in range(2):
+        await pod.rig.replica._loop._sweep()
+        clock.now += GRACE_S
+    assert pod.staged == {"a"}
+
+
+async def test_an_event_names_no_adapter_of_another_namespace(make_pod: MakePod) -> None:
+    """Who reads of an adapter that gave way may not read what it gave way to."""
+    pod = make_pod(1)
+    pod.rig.replica = pod.rig.start(("default", "team-b"))
+    pod.put("a")
+    pod.put("merger", namespace="team-b")
+    await pod.rig.settle()
+    await pod.use("default/a", "team-b/merger")
+    evicted = [one.message for one in pod.rig.replica.events.events() if one.reason == "Evicted"]
+    assert evicted == ["Evicted: its copy makes room for an adapter of another namespace"]
 
 
 async def test_another_revision_of_the_same_name_gives_way(make_pod: MakePod) -> None:
@@ -610,7 +648,7 @@ async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
     async def passes() -> None:
         while True:
             await pod.rig.replica.reconcile()
-            await asyncio.to_thread(pod.stager.sweep, pod.rig.replica.names.digests())
+            await asyncio.to_thread(pod.stager.sweep, pod.rig.replica.names.copies())
 
     running = asyncio.create_task(passes())
     await asyncio.gather(*(ask() for _ in range(5)))

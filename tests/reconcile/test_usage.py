@@ -69,6 +69,21 @@ def test_the_most_requested_are_reported() -> None:
         ("c", 3),
     ]
     assert report.left_out == 1
+    assert [*counters.report(map(key, "xyz"), most=2).revisions] == [key("x"), key("y")]
+
+
+def test_a_pass_looks_at_what_was_counted_since_the_last_one() -> None:
+    """A revision that the next pass keeps costs no later one anything."""
+    counters, looked = UsageCounters(), list[AdapterKey]()
+
+    def is_served(one: AdapterKey) -> bool:
+        looked.append(one)
+        return True
+
+    asked(counters, "a")
+    counters.keep_only(is_served, ())
+    counters.keep_only(is_served, ())
+    assert looked == [key("a")]
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=60))

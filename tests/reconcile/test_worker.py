@@ -241,8 +241,9 @@ async def test_an_unload_that_does_not_end_is_waited_for_no_longer_than_bounded(
 
     rig.replica._registrations.unregister = unregister  # type: ignore[assignment]
     rig.replica._limits = rig.limits.__class__(Policy(), None, resync_s=5, hold_timeout_s=0.05)
-    with pytest.raises(WaitTimeout, match=r"a is withdrawn; .*the engine has not unloaded it"):
+    with pytest.raises(WaitTimeout, match=r"a is withdrawn; .*the engine has not unloaded it") as late:
         await rig.replica.unload_adapter("a", writer="test")
+    assert late.value.wrote == "a"
 
 
 async def test_an_unload_waits_for_every_revision(make_rig: MakeRig) -> None:

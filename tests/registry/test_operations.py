@@ -29,6 +29,7 @@ from lora_fs.sidecar.model import Policy, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle.acts import By, Unregister
 from lora_fs.sidecar.registry.lifecycle.copying import Copy
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.store.reader import Body, Series
@@ -81,6 +82,21 @@ def test_a_newer_writers_revision_keeps_its_name(
         release.unregister(registry, scope, "a1", all_revisions=True, writer="test")
     assert served(registry, scope) == {"a1": "v2"}
     assert release.present_revisions(registry, scope, "a1").keys() == {"v1", "v2"}
+
+
+def test_work_on_one_revision_looks_at_no_other(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 5,000 revisions a promotion does not cost 5,000 listings, and none that fails stops it."""
+    for number in (1, 2, 3):
+        put(registry, scope, make_adapter(f"source-{number}", number))
+    another = registry.layout.revision(scope, "v1")
+    fail(monkeypatch, "listdir", errno.EIO, times=9, when=lambda folder: Path(folder) == another)
+    release.promote(registry, scope, "a1", "v2", writer="test")
+    release.rollback(registry, scope, "a1", writer="test")
+    Unregister(revision="v2").do(registry, scope, "a1", By("test", Policy()))
+    with pytest.raises(VolumeUnavailable):  # only its refusal names the others
+        release.promote(registry, scope, "a1", "v2", writer="test")
 
 
 def test_a_revision_that_somebody_made_and_did_not_sync(
@@ -230,14 +246,14 @@ def test_a_truncated_adapter_is_refused(registry: Registry, scope: Scope, make_a
 def test_a_dry_run_of_the_same_bytes_changes_nothing(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:
-    """It tells what would be restored; no file comes back, and nothing else is said of the record."""
+    """It tells what would be restored and amended; no file comes back, and the record stays."""
     source = make_adapter()
     record = put(registry, scope, source).record
     weights = registry.layout.artifact(record.key) / "adapter_model.safetensors"
     weights.unlink()
     wanted = Registration("a1", source, source.as_uri(), labels={"team": "sql"})
     told = ingest.register(registry, scope, wanted, Expectation(), writer="test", dry_run=True)
-    assert (told.changed, told.restored, told.record) == (False, True, record)
+    assert (told.changed, told.amended, told.restored, told.record) == (False, True, True, record)
     assert not weights.exists()
     assert registry.latest(registry.records(record.key))[1] == record
     done = ingest.register(registry, scope, wanted, Expectation(), writer="test")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,14 @@ def test_a_requirement_and_its_opposite(labels: dict[str, str], key: str, value:
     for one, other in ((f"{key}={value}", f"{key}!={value}"), (key, f"!{key}")):
         met = [Selection.parse(None, text).covers("a", record) for text in (one, other)]
         assert sorted(met) == [False, True]
+
+
+def test_patterns_that_were_asked_once_take_no_memory() -> None:
+    """Whoever may list may ask for any: the standard library's cache keeps 32,768 of them."""
+    before = fnmatch._compile_pattern.cache_info()  # type: ignore[attr-defined]
+    meant = [one for one in ("a*", "?c", "[!b]bc") if Selection.parse(one, None).covers("abc", RECORD)]
+    assert meant == ["a*", "[!b]bc"]
+    assert fnmatch._compile_pattern.cache_info() == before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("selector", ["=x", "a=b=c", "a,,b", "!a=b", "a in (b)=", ",", "x" * 2_000])

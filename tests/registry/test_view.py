@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S, RETRY_MOST_S, RegistryView
+from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S, PATIENCE_S, RETRY_MOST_S, RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 from tests.registry.conftest import Clock, MakeAdapter
@@ -303,6 +304,34 @@ def eight(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Regist
     for index in range(8):
         put(registry, scope, make_adapter(seed=index), name=f"a{index}", revision="v1")
     return registry
+
+
+@pytest.mark.parametrize(("there", "lost"), [(8, 1), (8, 8), (1, 1)])
+def test_a_file_that_never_answers_stops_no_start(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    there: int,
+    lost: int,
+) -> None:
+    """A first look waits for one file of many for a while; a volume that fails is no empty one, ever."""
+    clock, is_spared = Clock(), lost < there
+    for index in range(there):
+        put(registry, scope, make_adapter(seed=index), name=f"a{index}", revision="v1")
+    fresh = RegistryView(registry, (scope,), clock=clock)
+    records = {str(record_path(registry, scope, 1, f"a{index}")) for index in range(lost)}
+    with monkeypatch.context() as patch:
+        fail(patch, "open", errno.EIO, times=EVERY_TRY, when=lambda path, *_: str(path) in records)
+        with pytest.raises(VolumeUnavailable, match="cannot open"):
+            fresh.refresh()
+        clock.now += PATIENCE_S
+        with nullcontext() if is_spared else pytest.raises(VolumeUnavailable, match="cannot open"):
+            fresh.refresh()
+        assert (len(names(fresh)), len(fresh.desired.problems)) == ((7, 1) if is_spared else (0, 0))
+    clock.now += RETRY_MOST_S
+    fresh.refresh()
+    assert (len(names(fresh)), len(fresh.desired.problems)) == (there, 0)
 
 
 def test_pointers_that_vanish_freeze_as_records_do(eight: Registry, scope: Scope) -> None:

@@ -32,7 +32,7 @@ from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.sources.receive import tarball
 from lora_fs.sidecar.validate import Expectation
 
-WRITE_BYTES = 4 << 20
+WRITE_BYTES = 256 << 10
 DISCARD_S = 2.0  # a refusal waits this long for the removal of the received files
 URI = "upload:"
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.errors import EngineRejected, NoSpareRoom
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.residents import backoff
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
 from lora_fs.sidecar.reconcile.residents.effect import Effect, Scores
 from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
@@ -29,6 +30,8 @@ from lora_fs.sidecar.reconcile.telemetry.usage import UsageCounters
 # From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
 _LOADS = ("loads_total", "load_failures_total", "unloads_total")
 COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
+LOST_S = 5.0  # what the engine lets go so soon, time and again, nobody loads at once without a request
+RESTARTS = 2  # of an engine, that delay nothing
 
 
 class EngineState:
@@ -85,6 +88,8 @@ class EngineState:
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy and its record
         self._stays: dict[str, Failure] = {}  # by the engine's name: why its last unload failed
+        self._lost: dict[str, Failure] = {}  # by public name: let go within LOST_S of its load or use
+        self._logged: dict[str, tuple[str, float]] = {}  # by public name: a load's failure, and when
         self._in_use: set[str] = set()  # copies, as last noted
 
     def name_of(self, served: Served) -> str | None:
@@ -116,6 +121,13 @@ class EngineState:
         """Whether a failure of this record is waiting out its delay."""
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
+
+    def is_let_go(self, served: Served) -> bool:
+        """Whether the engine lets it go time and again, and the delay since the last time goes on."""
+        lost = self._lost.get(served.name)
+        if lost is None or lost.attempts <= RESTARTS or not lost.concerns(served.record):
+            return False
+        return self._clock() < lost.retry_at
 
     def revisions_of(self, plain: str) -> Iterator[str]:
         """The public names under which ``has`` is true of an adapter's bytes: plain, or with a revision."""
@@ -161,8 +173,18 @@ class EngineState:
             self.lost = True
             self._memory.unloaded(name, self._clock() - self.idle_s(name))
             self._tell("Evicted", "the engine let it go", name)
+            self._note_lost(name)
         self.paths, self.tiers = known, loaded.tiers
         self._note_use()
+
+    def _note_lost(self, name: str) -> None:
+        """Count how often the engine lets go what it just took: it may answer 200 and load nothing."""
+        record, public, now = self.records.get(name), public_of(name), self._clock()
+        before = self._lost.pop(public, None)
+        if record is not None and self.idle_s(name) < LOST_S:
+            if before is not None and now - before.retry_at > backoff.CEILING_S:
+                before = None
+            self._lost[public] = backoff.after(before, record, EngineUnavailable("it let it go"), now)
 
     def note_activity(self, activity: Activity | None) -> None:
         """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
@@ -239,6 +261,8 @@ class EngineState:
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
+        self._lost = {name: failure for name, failure in self._lost.items() if is_served(name)}
+        self._logged = {name: logged for name, logged in self._logged.items() if is_served(name)}
         self.records = {name: record for name, record in self.records.items() if self.has(name)}
         self._used_at = {name: at for name, at in self._used_at.items() if self.has(name)}
         self._stays = {name: failure for name, failure in self._stays.items() if self.has(name)}

@@ -115,7 +115,7 @@ class Room:
             resident = [replace(r, in_flight=r.in_flight + (r.name in asked)) for r in self._look()]
             limit = self._residents.limit
             gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
-            return any([await self._unload(n, f"Evicted: its place is taken by {record.name}") for n in gone])
+            return any([await self._unload(n, "its place is taken by", record) for n in gone])
 
         self._wanted += 1
         try:
@@ -173,20 +173,21 @@ class Room:
             if not victims:
                 break
             for name in victims:
-                if not await self._unload(name, f"Evicted: its copy makes room for {record.name}"):
+                if not await self._unload(name, "its copy makes room for", record):
                     refused.add(name)  # the engine keeps it, or it came into use: others go
                     break
                 gone += 1
         return gone > 0
 
-    async def _unload(self, name: str, reason: str) -> bool:
-        """Unload ``name``, and say whether it went.
+    async def _unload(self, name: str, why: str, record: Record) -> bool:
+        """Unload ``name`` for ``record``, and say whether it went.
 
         An engine that hangs in it holds up nobody for longer than ``PATIENCE_S``. Where it hangs in
         ``MOST_HUNG`` unloads, no other begins until one of them has ended.
         """
         if len(self._unloading) >= MOST_HUNG:
             return False
+        reason = f"Evicted: {why} {self._told(name, record)}"
         unloading = asyncio.ensure_future(self._residents.unload(name, reason))
         self._unloading.add(unloading)
         unloading.add_done_callback(self._unloading.discard)
@@ -195,6 +196,12 @@ class Room:
             return False
         unloading.result()
         return name not in self._residents.paths
+
+    def _told(self, name: str, record: Record) -> str:
+        """Name the adapter that comes, to those who may read what goes: one of its own namespace alone."""
+        gone = self._residents.records.get(name)
+        own = gone is not None and gone.namespace == record.namespace
+        return record.name if own else "an adapter of another namespace"
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]

@@ -17,7 +17,7 @@ from typing import Any, Final
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import InvalidName
 from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, model_slug, public_of, tells_bytes
-from lora_fs.sidecar.reconcile.stage.cache import digest_at
+from lora_fs.sidecar.reconcile.stage.looks import digest_at
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it

@@ -37,6 +37,7 @@ from lora_fs.sidecar.validate import heeds_all, needs_newer, too_old
 
 logger = logging.getLogger(__name__)
 
+LOGGED_S = 30.0  # each request may try again: the same failure of one adapter is one line in so long
 _MAY_BE_OVER = (TemporaryError, RegistryLost)  # whoever asks next has it tried at once
 
 
@@ -163,9 +164,12 @@ class Residents(EngineState):
         if self._loads.get(key) is task:
             del self._loads[key]
         if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
-            logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
+            error, now = task.exception(), self._clock()
+            text, logged_at = self._logged.get(key[0], (None, now))
+            if text != str(error) or now - logged_at >= LOGGED_S:
+                self._logged[key[0]] = str(error), now
+                told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
+                logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
             if isinstance(error, EngineGone):
                 self._on_gone(str(error))
         self._on_change()
@@ -209,6 +213,7 @@ class Residents(EngineState):
             if self.paths.get(name) != self._stager.path(record):  # else it stays in use
                 self._note_use()
         self.failures.pop(served.name, None)
+        self._logged.pop(served.name, None)
         self.counters["loads_total"] += 1
         self._events.tell("Loaded", f"as {public_of(name)}", key)
         self._used_at[name] = self._clock()

@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -27,7 +26,20 @@ from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage.counting import Counted, StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
-from lora_fs.sidecar.reconcile.stage.looks import Look, Signature, close, look, placed, signature
+from lora_fs.sidecar.reconcile.stage.looks import (
+    REMOVED,
+    Look,
+    Signature,
+    close,
+    copy_name,
+    digest_at,
+    digest_of,
+    discard,
+    look,
+    placed,
+    remove_empty,
+    signature,
+)
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
@@ -35,8 +47,6 @@ logger = logging.getLogger(__name__)
 GRACE_S = 60.0  # an unregistered copy stays so long, and one whose process is gone: its engine may live
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
-_REMOVED = ".removed-"
-_DIGEST = "sha256:"
 
 
 class Copies:
@@ -45,10 +55,10 @@ class Copies:
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._within, self.max_bytes = folder, f"{folder}{os.sep}", max_bytes
         self._lock = FolderLock(folder)
-        self._looks: dict[str, Look] = {}  # by copy; under the lock
+        self._looks: dict[str, Look] = {}  # by digest; under the lock
         self._counted = Counted(self._lock)
         self._guard = threading.Lock()  # of what follows; never held while anything blocks
-        self._copies: set[str] = set()
+        self._copies: set[str] = set()  # their paths, as all that follows
         self._unused_since: dict[str, float] = {}
         self._known: set[str] = set()  # this process made or used them: nobody's, once it does not use them
         self._verified: dict[Path, Signature] = {}
@@ -78,7 +88,7 @@ class Copies:
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
-        return f"{self._within}{_name(record)}{os.sep}{record.name}"
+        return f"{self._within}{copy_name(record)}"
 
     def owns(self, path: str) -> bool:
         """Whether a path that the engine names is one of these."""
@@ -98,7 +108,7 @@ class Copies:
 
         Does not block. A copy may be in use before it is made.
         """
-        used = {path[len(self._within) :].partition(os.sep)[0] for path in paths if self.owns(path)}
+        used = set(filter(self.owns, paths))
         released, now = self._lock.use(used), time.monotonic()
         with self._guard:
             self._known |= used
@@ -106,15 +116,14 @@ class Copies:
 
     def use_also(self, path: str) -> None:
         """Say that this process's engine is about to read one more copy. Does not block."""
-        digest = digest_at(path)
-        self._lock.use_also(digest)
+        self._lock.use_also(path)
         with self._guard:
-            self._known.add(digest)
+            self._known.add(path)
 
     def free_bytes(self) -> int:
         """What copies take that may make room at once, as last seen: from memory."""
-        seen = map(self._looks.get, self._removable())
-        return sum(one.size_bytes for one in seen if one is not None)
+        seen = ((path, self._looks.get(digest_at(path))) for path in self._removable())
+        return sum(one.copies.get(path, 0) for path, one in seen if one is not None)
 
     def kept(self, record: Record) -> Path | None:
         """Return the copy that is there, if it is whole; remove one that is not.
@@ -122,29 +131,30 @@ class Copies:
         Raises:
             OSError: nobody knows. Another process may use the copy, which stays.
         """
-        name, target = _name(record), Path(self.path(record))
-        self._lock.settle(name)
+        path = self.path(record)
+        target = Path(path)
+        self._lock.settle(path)
         if not target.is_dir():
             return None
         if self._is_whole(target, record):
             with self._guard:
-                self._copies.add(str(target))
-                self._known.add(name)
+                self._copies.add(path)
+                self._known.add(path)
             return target
         told = event("copy.damaged", adapter=str(record.key), path=str(target))
         logger.warning("%s is not what it was: it is copied anew", target, extra=told)
-        self._discard(target)
+        discard(target, self._folder)
         return None
 
     @contextmanager
     def making(self, record: Record, wait: Callable[[], None]) -> Iterator[None]:
-        """Be the only one, of all processes, who makes this copy. ``wait``: called until nobody else does."""
-        while not self._lock.make(_name(record)):
+        """Be the only process that copies these bytes. ``wait``: called until no other one does."""
+        while not self._lock.make(digest_of(record)):
             wait()
         try:
             yield
         finally:
-            self._lock.made(_name(record))
+            self._lock.made(digest_of(record))
 
     @contextmanager
     def room_for(self, record: Record, *, make_room: bool) -> Iterator[Path]:
@@ -157,7 +167,7 @@ class Copies:
         Raises:
             StageFull: the bound does not let it in.
         """
-        copying = self._folder / f".copying-{_name(record)}-{record.spec.size_bytes}"
+        copying = self._folder / f".copying-{digest_of(record)}-{record.spec.size_bytes}"
         self._reserve(copying, record, make_room)
         try:
             yield copying / record.name
@@ -168,7 +178,7 @@ class Copies:
 
     def place(self, copying: Path, record: Record) -> Path:
         """Give a whole copy its name, and its room over to the files, which nobody may write to any more."""
-        target, name = Path(self.path(record)), _name(record)
+        target, name = Path(self.path(record)), digest_of(record)
         seen = close(str(copying))
         with self._lock.room():
             used = self._counted.get()
@@ -189,9 +199,9 @@ class Copies:
                 self._counted.note(used + more - record.spec.size_bytes)
         with self._guard:
             self._copies.add(str(target))
-            self._known.add(name)
+            self._known.add(str(target))
             self._verified[target] = seen
-            self._unused_since.setdefault(name, time.monotonic())
+            self._unused_since.setdefault(str(target), time.monotonic())
         return target
 
     def sweep(self, registered: Container[str] = ()) -> None:
@@ -200,19 +210,19 @@ class Copies:
         It logs what the disk refuses, and tries again: that hinders nobody who needs no copy.
 
         Args:
-            registered: the digests of all adapters there are.
+            registered: the copies of all adapters there are, as ``copy_name`` says.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock.room():
                 self._measure()
                 self._follow()
-                copies, now = {c for one in self._looks.values() for c in one.copies}, time.monotonic()
+                now = time.monotonic()
                 with self._guard:
-                    self._copies = copies
-                for name, since in list(self._unused_since.items()):
-                    if now - since >= GRACE_S and f"{_DIGEST}{name}" not in registered:
-                        self._remove(name)
+                    self._copies = self._there()
+                for path, since in list(self._unused_since.items()):
+                    if now - since >= GRACE_S and path.removeprefix(self._within) not in registered:
+                        self._remove(path)
         except OSError as error:
             told = event("stage.not_swept", error=type(error).__name__)
             logger.warning("%s cannot be looked through: %s", self._folder, error, extra=told)
@@ -227,10 +237,10 @@ class Copies:
             needs = record.spec.size_bytes + (self._measure() if used is None else used)
             if needs > self.max_bytes:
                 needs = record.spec.size_bytes + self._measure()  # it may be less: a person removed a copy
-            for name in self._removable() if make_room and needs > self.max_bytes else ():
+            for path in self._removable() if make_room and needs > self.max_bytes else ():
                 if needs <= self.max_bytes:
                     break
-                needs -= self._remove(name)
+                needs -= self._remove(path)
             if needs > self.max_bytes:
                 used = needs - record.spec.size_bytes
                 raise StageFull(
@@ -247,8 +257,11 @@ class Copies:
         with self._guard:
             cold = time.monotonic() - GRACE_S
             unused = sorted(self._unused_since.items(), key=lambda one: one[1])
-            may = (name for name, since in unused if name in self._known or since <= cold)
-            return [name for name in may if not self._lock.in_use(name)]
+            may = (path for path, since in unused if path in self._known or since <= cold)
+            return [path for path in may if not self._lock.in_use(path)]
+
+    def _there(self) -> set[str]:
+        return {path for one in self._looks.values() for path in one.copies}
 
     def _measure(self) -> int:
         """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use."""
@@ -257,15 +270,18 @@ class Copies:
             if name in before or _COPY.fullmatch(name):
                 with suppress(FileNotFoundError):  # another process removed it
                     looks[name] = look(f"{self._within}{name}", before.get(name))
+                if name in looks and not looks[name].copies:
+                    del looks[name]
+                    remove_empty(f"{self._within}{name}")
             elif copying := _COPYING.fullmatch(name):
                 if self._lock.is_made(copying[1]):
                     under_way += int(copying[2])
                 else:
                     shutil.rmtree(self._folder / name, ignore_errors=True)
-            elif name.startswith(_REMOVED):
+            elif name.startswith(REMOVED):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
         self._looks = looks
-        if looks.keys() != before.keys():
+        if looks != before:
             self._follow()
         used_bytes = under_way + sum(one.size_bytes for one in looks.values())
         self._counted.note(used_bytes)
@@ -273,42 +289,36 @@ class Copies:
 
     def _follow(self) -> None:
         """Know since when each copy that is there is out of use, and forget those that are gone."""
-        now = time.monotonic()
+        there, now = self._there(), time.monotonic()
         with self._guard:
-            unused = {name for name in self._looks if not self._lock.in_use(name)}
-            self._unused_since = {name: self._unused_since.get(name, now) for name in unused}
-            self._known = {name for name in self._known if name in self._looks or self._lock.in_use(name)}
+            unused = {path for path in there if not self._lock.in_use(path)}
+            self._unused_since = {path: self._unused_since.get(path, now) for path in unused}
+            self._known = {path for path in self._known if path in there or self._lock.in_use(path)}
 
-    def _remove(self, name: str) -> int:
+    def _remove(self, path: str) -> int:
         """Remove a copy that no process uses; the bytes it took. It does not soon try one in use again."""
-        with self._lock.removing(name) as alone:
+        digest, copy = digest_at(path), Path(path)
+        with self._lock.removing(path) as alone:
             if not alone:
                 with self._guard:
-                    self._known.discard(name)
-                    self._unused_since[name] = time.monotonic()
+                    self._known.discard(path)
+                    self._unused_since[path] = time.monotonic()
                 return 0
-            logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
-            self._discard(self._folder / name)
-        removed = self._looks.pop(name, None)
-        size_bytes = removed.size_bytes if removed is not None else 0
+            told = event("copy.removed", digest=digest, path=path)
+            logger.info("removing the staged copy %s of %s", copy.name, digest[:12], extra=told)
+            discard(copy, self._folder)
+        seen = self._looks.pop(digest, None)
+        size_bytes = seen.copies.get(path, 0) if seen is not None else 0
+        if not remove_empty(copy.parent):  # another name of these bytes has a copy
+            with suppress(FileNotFoundError):
+                self._looks[digest] = look(str(copy.parent), None)  # its time may not have ticked yet
         self._counted.less(size_bytes)
         with self._guard:
-            self._copies = {path for path in self._copies if Path(path).parent.name != name}
-            self._unused_since.pop(name, None)
-            self._known.discard(name)
-            self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
+            self._copies.discard(path)
+            self._unused_since.pop(path, None)
+            self._known.discard(path)
+            self._verified.pop(copy, None)
         return size_bytes
-
-    def _discard(self, path: Path) -> None:
-        """Remove a folder that nobody may write to: away from its name first, at once."""
-        removed = self._folder / f"{_REMOVED}{secrets.token_hex(8)}"
-        with suppress(FileNotFoundError):
-            path.chmod(0o700)
-            path.rename(removed)
-            for inner in removed.iterdir():
-                if inner.is_dir() and not inner.is_symlink():
-                    inner.chmod(0o700)
-        shutil.rmtree(removed, ignore_errors=True)
 
     def _is_whole(self, copy: Path, record: Record) -> bool:
         """Whether a copy still is the registered bytes: a disk may lose its end to a crash.
@@ -337,12 +347,3 @@ class Copies:
             with self._guard:
                 self._verified[copy] = seen
         return whole
-
-
-def _name(record: Record) -> str:
-    return record.spec.digest.removeprefix(_DIGEST)
-
-
-def digest_at(path: str) -> str:
-    """The digest, without its kind, in the name of a copy's folder, in whatever stage folder."""
-    return os.path.basename(os.path.dirname(path))

@@ -23,6 +23,7 @@ from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile.stage.cache import Copies
 from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import refused
+from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
@@ -152,8 +153,8 @@ class Stager(Copies):
 
     def sweep(self, registered: Container[str] = ()) -> None:
         """Give up the jobs of unregistered adapters that nobody waits for, and see ``Copies.sweep``."""
-        for digest, job in list(self._jobs.items()):
-            if not job.wanted and digest not in registered:
+        for job in list(self._jobs.values()):
+            if not job.wanted and copy_name(job.record) not in registered:
                 job.given_up.set()
         super().sweep(registered)
 

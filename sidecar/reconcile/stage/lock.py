@@ -1,10 +1,10 @@
 """What the processes that share a stage folder know of each other: who uses a copy, and who makes one.
 
-The kernel's locks on bytes of one file, a byte for each digest. They end with their process, however it
-ends, so that ``kill -9`` leaves nothing to clean up. The file holds the folder's owner, and its *generation*:
-another number whenever a process adds something. Only ``open``, ``room`` and ``settle``
-block, and ``room`` for ``ROOM_S`` at most: a process that hangs keeps its locks. On a filesystem without
-such locks a process sees itself alone, and says so in its log.
+The kernel's locks on bytes of one file: a byte for each copy in use, and one for each digest under way. They
+end with their process, however it ends, so that ``kill -9`` leaves nothing to clean up. The file holds the
+folder's owner, and its *generation*: another number whenever a process adds something. Only ``open``,
+``room`` and ``settle`` block, and ``room`` for ``ROOM_S`` at most: a process that hangs keeps its locks. On a
+filesystem without such locks a process sees itself alone, and says so in its log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
@@ -30,7 +31,7 @@ FILE = ".lock"
 LOOK_S = 0.005  # between two looks whether a removal has ended
 ROOM_S = 30.0  # who counts room is done sooner
 _ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there is
-_USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each digest
+_USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each copy; for each digest
 _GENERATION_BYTES = 8
 _SEPARATOR = b"\0"  # between the owner and the generation
 
@@ -80,60 +81,60 @@ class FolderLock:
             os.close(self._fd)
             self._fd = None
 
-    def use(self, digests: set[str]) -> set[str]:
+    def use(self, copies: set[str]) -> set[str]:
         """Have exactly these in use here, so that nobody removes them; returns those that no longer are."""
         with self._guard:
             released, self._unlocked = (
-                self._used - digests,
-                (self._unlocked & digests) | (digests - self._used),
+                self._used - copies,
+                (self._unlocked & copies) | (copies - self._used),
             )
-            self._used = digests
+            self._used = copies
             self._unlocked = {one for one in self._unlocked if not self._lock_use(one)}
-            for digest in released - self._removing:
-                self._free(_USED + _place(digest))
+            for copy in released - self._removing:
+                self._free(_USED + _place(copy))
         return released
 
-    def use_also(self, digest: str) -> None:
+    def use_also(self, copy: str) -> None:
         """Have one more in use here."""
         with self._guard:
-            if digest not in self._used:
-                self._used.add(digest)
-                if not self._lock_use(digest):
-                    self._unlocked.add(digest)
+            if copy not in self._used:
+                self._used.add(copy)
+                if not self._lock_use(copy):
+                    self._unlocked.add(copy)
 
-    def settle(self, digest: str) -> None:
+    def settle(self, copy: str) -> None:
         """Wait until nobody removes a copy that is in use here. Blocks for as long as that takes."""
-        while digest in self._unlocked:
+        while copy in self._unlocked:
             with self._guard:
-                if digest in self._unlocked and self._lock_use(digest):
-                    self._unlocked.discard(digest)
+                if copy in self._unlocked and self._lock_use(copy):
+                    self._unlocked.discard(copy)
                     return
             time.sleep(LOOK_S)
 
-    def in_use(self, digest: str) -> bool:
+    def in_use(self, copy: str) -> bool:
         """Whether this process uses it."""
-        return digest in self._used
+        return copy in self._used
 
     @contextmanager
-    def removing(self, digest: str) -> Iterator[bool]:
+    def removing(self, copy: str) -> Iterator[bool]:
         """Yields True if no process uses the copy. Inside the block none begins to."""
         with self._guard:
-            alone = digest not in self._used and self._take(_USED + _place(digest), fcntl.F_WRLCK)
+            alone = copy not in self._used and self._take(_USED + _place(copy), fcntl.F_WRLCK)
             if alone:
-                self._removing.add(digest)
+                self._removing.add(copy)
         try:
             yield alone
         finally:
             if alone:
                 with self._guard:
-                    self._removing.discard(digest)
-                    if digest not in self._used:
-                        self._free(_USED + _place(digest))
-                    elif self._lock_use(digest):
-                        self._unlocked.discard(digest)
+                    self._removing.discard(copy)
+                    if copy not in self._used:
+                        self._free(_USED + _place(copy))
+                    elif self._lock_use(copy):
+                        self._unlocked.discard(copy)
 
     def make(self, digest: str) -> bool:
-        """Be the only one who makes this copy, until ``made``. False: somebody else is."""
+        """Be the only one who copies these bytes, until ``made``. False: somebody else is."""
         with self._guard:
             if digest in self._making or not self._take(_MADE + _place(digest), fcntl.F_WRLCK):
                 return False
@@ -147,7 +148,7 @@ class FolderLock:
             self._free(_MADE + _place(digest))
 
     def is_made(self, digest: str) -> bool:
-        """Whether a living process makes this copy."""
+        """Whether a living process copies these bytes."""
         free = self.make(digest)
         if free:
             self.made(digest)
@@ -208,7 +209,7 @@ class FolderLock:
         with self._guard:
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
-            self._unlocked = {digest for digest in self._used if not self._lock_use(digest)}
+            self._unlocked = {copy for copy in self._used if not self._lock_use(copy)}
             for digest in self._making:
                 self._take(_MADE + _place(digest), fcntl.F_WRLCK)
         self._enter(self._fd)
@@ -216,8 +217,8 @@ class FolderLock:
     def _opened(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def _lock_use(self, digest: str) -> bool:
-        return digest not in self._removing and self._take(_USED + _place(digest), fcntl.F_RDLCK)
+    def _lock_use(self, copy: str) -> bool:
+        return copy not in self._removing and self._take(_USED + _place(copy), fcntl.F_RDLCK)
 
     def _take(self, at: int, kind: int, *, wait: bool = False) -> bool:
         if self._fd is None:
@@ -236,8 +237,10 @@ class FolderLock:
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, at))
 
 
-def _place(digest: str) -> int:
-    return int(digest[:15], 16)
+def _place(what: str) -> int:
+    """The byte of a digest, or of a copy by its path, wherever each process has the folder."""
+    name = os.sep.join(what.split(os.sep)[-2:])
+    return int.from_bytes(blake2b(os.fsencode(name), digest_size=7).digest())
 
 
 def _request(kind: int, at: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How copies look on the pod's disk: their names, their sizes, and how to see that one changed.
+"""How copies look on the pod's disk: their names and sizes, how to see a change, and how one goes away.
 
 Another process may remove a copy meanwhile.
 """
@@ -6,36 +6,48 @@ Another process may remove a copy meanwhile.
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from lora_fs.sidecar.model import Record
+
+REMOVED = ".removed-"
+_DIGEST = "sha256:"
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Look(NamedTuple):
-    """One look at a copy's folder.
+    """One look at the folder of a digest.
 
     Attributes:
         changed_ns: when a name came or went last.
-        size_bytes: what the copy takes under all its names.
-        copies: the copy under each of them.
+        copies: the copy under each name, and its bytes.
     """
 
     changed_ns: int
-    size_bytes: int
-    copies: tuple[str, ...]
+    copies: Mapping[str, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.copies.values())
 
 
 def look(folder: str, before: Look | None) -> Look:
-    """Look at a copy's folder. Returns ``before`` if no name came or went since.
+    """Look at the folder of a digest. Returns ``before`` if no name came or went since.
 
     Raises FileNotFoundError: another process removed it.
     """
     changed_ns = os.lstat(folder).st_mtime_ns
     if before is not None and before.changed_ns == changed_ns:
         return before
-    return Look(changed_ns, _size_bytes(folder), _names(folder))
+    known = before.copies if before is not None else {}
+    return Look(changed_ns, {one: known.get(one) or _size_bytes(one) for one in _copies(folder)})
 
 
 def _size_bytes(folder: str) -> int:
@@ -49,11 +61,11 @@ def _size_bytes(folder: str) -> int:
     return size
 
 
-def _names(folder: str) -> tuple[str, ...]:
+def _copies(folder: str) -> list[str]:
     try:
-        return tuple(os.path.join(folder, name) for name in os.listdir(folder))
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
-        return ()
+        return []
 
 
 def close(copy: str) -> Signature:
@@ -68,7 +80,7 @@ def close(copy: str) -> Signature:
 
 def placed(folder: str, copy: str, seen: Signature) -> Look:
     """Return the look at a folder that has this copy alone."""
-    return Look(os.lstat(folder).st_mtime_ns, sum(size for _, _, size, _, _ in seen), (copy,))
+    return Look(os.lstat(folder).st_mtime_ns, {copy: sum(size for _, _, size, _, _ in seen)})
 
 
 def signature(copy: Path) -> Signature:
@@ -78,3 +90,36 @@ def signature(copy: Path) -> Signature:
 
 def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def discard(path: Path, folder: Path) -> None:
+    """Remove a copy that nobody may write to: away from its name first, at once, within the stage folder."""
+    removed = folder / f"{REMOVED}{secrets.token_hex(8)}"
+    with suppress(FileNotFoundError):
+        path.chmod(0o700)
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def remove_empty(folder: str | Path) -> bool:
+    """Remove a digest's folder, unless a copy is in it; return whether it is gone."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def digest_of(record: Record) -> str:
+    """A record's digest as a folder is named after it: without its kind."""
+    return record.spec.digest.removeprefix(_DIGEST)
+
+
+def copy_name(record: Record) -> str:
+    """Name a record's copy in whatever stage folder: one for each name of its bytes."""
+    return f"{digest_of(record)}{os.sep}{record.name}"
+
+
+def digest_at(path: str) -> str:
+    """The digest, without its kind, in the name of a copy's folder, in whatever stage folder."""
+    return os.path.basename(os.path.dirname(path))

@@ -137,8 +137,7 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
 
     def members(tar: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
         for member in tar:
-            plain = member.isreg() and not member.issparse()  # a sparse one may claim terabytes
-            reader = tar.extractfile(member) if plain else None
+            reader = tar.extractfile(member) if member.isreg() else None
             if reader is None:
                 raise InputError(f"{path}: {member.name!a} is not a regular file")
             yield member.name, reader

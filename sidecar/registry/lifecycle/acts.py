@@ -93,8 +93,10 @@ class Unregister(Act):
     def _check_not_serving(self, registry: Registry, scope: Scope, name: str) -> None:
         """Raise Conflict if ``name`` would serve nothing while it has another registered revision."""
         pointer = release.active(registry, scope, name)
+        if pointer is None or pointer.revision != self.revision:
+            return
         others = release.present_revisions(registry, scope, name).keys() - {self.revision}
-        if pointer is not None and pointer.revision == self.revision and others:
+        if others:
             raise Conflict(
                 f"{name} serves {self.revision}: without it the name serves nothing. Promote another "
                 f"revision first ({', '.join(sorted(others))}), or repeat with --force"

@@ -124,6 +124,13 @@ def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | Non
     return registry.append(registry.pointers(scope, name), build, writer=writer)
 
 
+def said_more(record: Record, said: JsonObject, labels: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what ``say_again`` changes of a record; None: nothing."""
+    spec = record.spec.model_dump(mode="json")
+    changed = {**spec, **said, "labels": {**spec["labels"], **labels}}
+    return {"spec": changed} if changed != spec else None
+
+
 def say_again(
     registry: Registry,
     record: Record,
@@ -150,9 +157,7 @@ def say_again(
         if newest is None or not newest.present:
             refused = Conflict if said or labels else Taken
             raise refused(f"{record.key} was withdrawn meanwhile: try again")
-        spec = newest.spec.model_dump(mode="json")
-        changed = {**spec, **said, "labels": {**spec["labels"], **labels}}
-        return {"spec": changed} if changed != spec else None
+        return said_more(newest, said, labels)
 
     damaged = registry.latest(series)[0].generation > record.generation
     if not said and not labels and not damaged:

@@ -31,7 +31,7 @@ from lora_fs.sidecar.model import (
 )
 from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.amend import say_again
+from lora_fs.sidecar.registry.lifecycle.amend import said_more, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, is_home, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
@@ -47,7 +47,7 @@ from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import CODES, Expectation, Report
+from lora_fs.sidecar.validate import Expectation, Report
 
 RACES = 32  # lost in a row before the caller gets an error; each means that another register won
 
@@ -165,9 +165,9 @@ def register(
         found.check_arrived(wanted.hashes)
         if stays:  # no draft proves that this volume holds the registry that was checked
             registry.check_writable()
-        task = _Task(
-            registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
-        )
+        # What a person allowed holds for every replica; what a replica was set to allow is its own.
+        allowed = expectation.allowed(wanted.allows) if wanted.origin == "register" else ()
+        task = _Task(registry, scope, wanted, found, allowed, writer, patience_s, in_place)
         for _ in range(RACES):
             try:
                 return task.dry_run(known) if dry_run else task.write(known)
@@ -176,13 +176,6 @@ def register(
                     raise
             known = revisions_of(registry, scope, name)
     raise Conflict(f"{RACES} revisions of {name} were taken by other writers meanwhile: try again")
-
-
-def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
-    """The findings that a person allowed, for every replica. What a replica was set to allow is its own."""
-    allows = expectation.allow if wanted.allows is None else wanted.allows
-    codes = allows if wanted.origin == "register" else ()
-    return tuple(sorted(code for code in codes if code in CODES and CODES[code].overridable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +196,10 @@ class _Task:
         report, same = self.judged.report, self._same(known)
         if same is not None:
             restored = self._copy(same.key).restore(same)
-            newest = self._amend(same)
+            said, labels = self._said(same)
+            newest = say_again(
+                self.registry, same, said, labels, writer=self.writer, patience_s=self.patience_s
+            )
             pointer = self._point(newest, is_new=False, again=self.wanted.again)
             if pointer is None or self._is_registered(newest.key):
                 amended = newest.generation != same.generation
@@ -220,7 +216,10 @@ class _Task:
         """Say what ``write`` would do."""
         report, same = self.judged.report, self._same(known)
         if same is not None:
-            return Registered(same, False, report, restored=self._copy(same.key).lost(same))
+            if self._activates(same.name, again=self.wanted.again):
+                gating.check(self.registry, same)
+            amended = said_more(same, *self._said(same)) is not None
+            return Registered(same, False, report, amended, self._copy(same.key).lost(same))
         key, spec, fields = self._new(known)
         accounts, wanted = self.registry.accounts, self.wanted
         gating.check_new(accounts.quota(key.namespace), wanted.name, activates=wanted.activate)
@@ -306,8 +305,7 @@ class _Task:
     def _point(self, record: Record, *, is_new: bool, again: bool) -> Pointer | None:
         """Let the name serve it, and announce the writes. ``again``: also a name that serves."""
         registry, wanted, pointer = self.registry, self.wanted, None
-        before = None if again else active(registry, self.scope, record.name)
-        activates = wanted.activate and (before is None or before.revision is None)
+        activates = self._activates(record.name, again=again)
         try:
             if activates:
                 gating.check(registry, record)
@@ -329,12 +327,16 @@ class _Task:
             registry.announce()
         return pointer
 
+    def _activates(self, name: str, *, again: bool) -> bool:
+        before = None if again else active(self.registry, self.scope, name)
+        return self.wanted.activate and (before is None or before.revision is None)
+
     def _take_back(self, record: Record) -> None:
         made = Made.by(record, None, changed=True)
         take_back(self.registry, self.scope, record.name, made, writer=self.writer)
 
-    def _amend(self, record: Record) -> Record:
-        """The same bytes again: take over the registration's other fields."""
+    def _said(self, record: Record) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """What a registration of a record's bytes says besides them: fields of its spec, and labels."""
         wanted, said = self.wanted, dict[str, Any]()
         if wanted.policy is not None and wanted.amends:
             said["policy"] = wanted.policy.model_dump(mode="json")
@@ -344,5 +346,4 @@ class _Task:
             said["fingerprint"] = wanted.fingerprint
         if self.judged.signer is not None:
             said["signer"] = self.judged.signer
-        labels = wanted.labels if wanted.labels and wanted.amends else {}
-        return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)
+        return said, wanted.labels if wanted.labels and wanted.amends else {}

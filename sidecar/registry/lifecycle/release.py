@@ -18,23 +18,21 @@ from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.store.writer import Registry
 
 
-def present_revisions(reader: Reader, scope: Scope, name: str) -> dict[str, Record]:
-    """The registered revisions of a name, read afresh."""
-    known = newest_revisions(reader, scope, name, reader.mentions(scope, name))
+def present_revisions(reader: Reader, scope: Scope, name: str, only: str | None = None) -> dict[str, Record]:
+    """The registered revisions of a name, read afresh; ``only``: this one alone."""
+    known = newest_revisions(reader, scope, name, reader.mentions(scope, name, only))
     return {revision: record for revision, record in known.items() if record.present}
 
 
 def chosen_of(reader: Reader, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
     """The registered revisions of a name, or the one in question. Raises NotFound: there is none."""
-    known = present_revisions(reader, scope, name)
-    if revision is None and not known:
+    chosen = present_revisions(reader, scope, name, revision)
+    if not chosen and revision is None:
         raise NotFound(f"{name} is not registered in {scope}")
-    if revision is None:
-        return known
-    if revision not in known:
-        have = ", ".join(sorted(known)) or "none"
+    if not chosen:
+        have = ", ".join(sorted(present_revisions(reader, scope, name))) or "none"
         raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
-    return {revision: known[revision]}
+    return chosen
 
 
 def newest_revisions(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
+from fnmatch import translate
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Record
@@ -38,6 +38,12 @@ class Selection:
 
     pattern: str | None = None
     requirements: tuple[Requirement, ...] = ()
+    _name: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # fnmatchcase would keep 32,768 patterns for good, each of up to 70 KiB.
+        name = re.compile(translate(self.pattern)) if self.pattern is not None else None
+        object.__setattr__(self, "_name", name)
 
     @classmethod
     def parse(cls, pattern: str | None, selector: str | None) -> Selection:
@@ -56,7 +62,7 @@ class Selection:
 
     def covers(self, name: str, record: Record) -> bool:
         """Whether an adapter of this name is one of them."""
-        if self.pattern is not None and not fnmatchcase(name, self.pattern):
+        if self._name is not None and self._name.match(name) is None:
             return False
         return all(one.met_by(record) for one in self.requirements)
 

@@ -228,11 +228,11 @@ class Reader:
             names = _of_name(self._only, names)
         return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
 
-    def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
-        """The revisions in which a name has records or a folder."""
+    def mentions(self, scope: Scope, name: str, only: str | None = None) -> dict[str, Listing]:
+        """The revisions in which a name has records or a folder; ``only``: look in this one alone."""
         found = {}
         for revision in self._listed_once(self.layout.scope(scope)):
-            if is_segment(revision):
+            if is_segment(revision) and only in (None, revision):
                 names = self.names(self.layout.revision(scope, revision))
                 if own := _of_name(name, names):
                     found[revision] = Listing.of(own)

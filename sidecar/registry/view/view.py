@@ -32,6 +32,8 @@ RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files canno
 RETRY_MOST_S = 30.0
 LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
 LAG_LOOK_MOST_S = 5.0
+PATIENCE_S = 30.0  # of a first look, with files that do not answer
+MOST_SPARED = 5  # of them, and fewer than the bodies that were read: more are a volume that fails
 
 WITHDRAWN_S = 24 * 3600.0  # how long the view remembers unseen withdrawals: a replica may use them still
 
@@ -67,6 +69,7 @@ class RegistryView:
         self._seen = Head()  # the last readable one: its writes are known
         self._anew_until: float | None = None  # the view missed tombstones, and a listing may still lag
         self._scanned_at: float | None = None
+        self._refused_at: float | None = None  # the first look, at first
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = 0  # of the registry as last listed
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
@@ -195,7 +198,7 @@ class RegistryView:
             for scope, listing in listings.items():
                 learning.scope(scope, listing, known.get(scope, ScopeListing()))
         if self._scanned_at is None or anew:
-            _refuse(learning.failures)
+            self._refuse_files(learning)
         problems = learning.problems | {str(path): str(error) for path, error in unlisted.items()}
         for path in unlisted:
             learning.unread.setdefault(path, set())
@@ -219,6 +222,17 @@ class RegistryView:
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
+
+    def _refuse_files(self, learning: Learning) -> None:
+        """Raise the reason why the first state is unknown, unless a few files alone never answer.
+
+        A file that is lost for good, as in a split brain of GlusterFS, must keep no replica from starting.
+        """
+        now, read = self._clock(), len(learning.records) + len(learning.pointers)
+        self._refused_at = now if self._refused_at is None else self._refused_at
+        if len(learning.failures) > min(MOST_SPARED, read - 1) or now - self._refused_at < PATIENCE_S:
+            _refuse(learning.failures)
+        self._refused_at = None
 
     def _forget_told(
         self,
