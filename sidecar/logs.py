@@ -19,7 +19,6 @@ Format = Literal["text", "json"]
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 STRUCK: Final = "***"
 _FIELDS: Final = "lora_fs_fields"
-_OWN: Final = frozenset({"time", "level", "logger", "event", "message", "exception"})
 _LOOKS_SECRET = re.compile(
     r"(?P<before>://)[^/\s]+(?=@)"
     r"|(?P<scheme>\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{16,}"
@@ -91,10 +90,10 @@ class JsonLines(logging.Formatter):
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": fields.get("event", "log"),
+            "event": "log",
             "message": record.getMessage(),
             **self._ids(),
-            **{name: value for name, value in fields.items() if name not in _OWN},
+            **fields,
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

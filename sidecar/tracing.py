@@ -105,7 +105,7 @@ def span(name: str, *, carrier: Mapping[str, str] | None = None, **attributes: V
         yield
         return
     from opentelemetry import context, propagate
-    from opentelemetry.trace import SpanKind, StatusCode
+    from opentelemetry.trace import SpanKind
 
     kind = SpanKind.INTERNAL if carrier is None else SpanKind.SERVER
     # The sender's context is the one around: with its span it has its baggage.
@@ -113,12 +113,11 @@ def span(name: str, *, carrier: Mapping[str, str] | None = None, **attributes: V
     try:
         with _tracer.start_as_current_span(
             name, None, kind, _dotted(attributes), record_exception=False, set_status_on_exception=False
-        ) as made:
+        ):
             try:
                 yield
             except Exception as error:
-                made.set_attribute("error.type", type(error).__name__)
-                made.set_status(StatusCode.ERROR)  # no text: it may quote what a client sent
+                failed(type(error).__name__)
                 raise
     finally:
         if sent is not None:
@@ -131,6 +130,26 @@ def note(**attributes: Value) -> None:
         from opentelemetry.trace import get_current_span
 
         get_current_span().set_attributes(_dotted(attributes))
+
+
+def answered(status: int) -> None:
+    """Add an answer's HTTP status to the span around; 500 and more are its error."""
+    note(http__response__status_code=status)
+    if status >= 500:
+        _set_error()
+
+
+def failed(kind: str) -> None:
+    """Give the span around an error. Of an error it takes no text, which may quote what a client sent."""
+    note(error__type=kind)
+    _set_error()
+
+
+def _set_error() -> None:
+    if _tracer is not None:
+        from opentelemetry.trace import StatusCode, get_current_span
+
+        get_current_span().set_status(StatusCode.ERROR)
 
 
 def outgoing(headers: Headers) -> Headers:

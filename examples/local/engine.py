@@ -89,7 +89,7 @@ class EngineFarm:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._zygote = spawn(
-                "zygote",
+                "the import of vLLM",
                 [python, "-P", str(_ZYGOTE), str(theirs.fileno())],
                 log=log_dir / "zygote.log",
                 url="",
@@ -99,14 +99,14 @@ class EngineFarm:
         self._lines = self._control.makefile("rw")
         self._imported = False
 
-    def wait_imported(self, *, timeout_s: float = 120) -> None:
+    def wait_imported(self) -> None:
         """Wait until vLLM is imported and an engine can be forked.
 
         Raises:
-            ProcessFailed: vLLM cannot be imported, or not in time.
+            ProcessFailed: vLLM cannot be imported, or not in five minutes.
         """
         if not self._imported:
-            self._receive(timeout_s)
+            self._receive(timeout_s=300)  # 6 to 10 s where nothing else runs
             self._imported = True
 
     def start(

@@ -113,10 +113,10 @@ class Process:
         self._is_gone = not _group(self.pid)
         return True
 
-    def stop(self, *, grace_s: float = 10) -> None:
-        """Ask it to end, then end whatever of its group is left."""
+    def stop(self) -> None:
+        """Ask it to end, then, after 10 s at most, end whatever of its group is left."""
         self.terminate()
-        self.wait_ended(timeout_s=grace_s)
+        self.wait_ended(timeout_s=10)
         self.kill()
 
     def terminate(self) -> None:

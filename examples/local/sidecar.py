@@ -1,8 +1,8 @@
-"""``lora-fs sidecar``, as a pod would run it beside its engine, but with ``--insecure``."""
+"""``lora-fs sidecar`` and ``lora-fs gateway``, as pods would run them; the sidecar with ``--insecure``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lora_fs.demo.process import Process, free_port, spawn
@@ -35,3 +35,11 @@ def start_sidecar(
     options = ("--engine", engine_url, "--host", "127.0.0.1", "--port", str(port))
     url = f"http://127.0.0.1:{port}"
     return start(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=_ENV | dict(env))
+
+
+def start_gateway(replicas: Iterable[str], *, log: Path) -> Process:
+    """Start one before these replicas' URLs, on a free port. Returns at once."""
+    port = free_port()
+    options = [word for url in replicas for word in ("--replica", url)]
+    command = [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *options]
+    return spawn("gateway", command, log=log, url=f"http://127.0.0.1:{port}", env={})

@@ -1,6 +1,7 @@
 """Import vLLM once, then fork a real API server at every request: two seconds, not thirty.
 
-A script of its own, run by ``engine.EngineFarm``; it imports nothing of lora-fs. Speaks
+A script of its own, run by ``engine.EngineFarm``. Its interpreter need not have lora-fs; where it has, the
+plugin's modules are imported too, and do nothing before ``VLLM_PLUGINS`` names it. Speaks
 JSON lines over the socket whose number is its one argument: says ``{"ready": true}``, then
 answers each ``{"args": […], "env": {…}, "log": "…"}`` with ``{"pid": n}``. When the other
 end closes it exits, and every server and engine core dies with it.
@@ -20,6 +21,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from runpy import run_module
 from typing import Any
@@ -33,6 +35,20 @@ PRELOADED = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.worker.cpu_worker",
+)
+# Every engine of this vLLM imports these, or every one with the plugin. Older ones and other environments
+# lack some. Not numba: imported before the worker begins, it makes vLLM 0.32 fail to replace Triton kernels.
+PRELOADED_IF_THERE = (
+    "lora_fs.worker_patch.api.endpoint",
+    "lora_fs.worker_patch.worker.managers",
+    "pydantic.v1",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.openai.chat_completion.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.engine.async_llm",
 )
 SERVER = "vllm.entrypoints.launchers.api_server.entry"
 SERVER_BEFORE_029 = "vllm.entrypoints.openai.api_server"  # no function of it serves: it is run
@@ -51,6 +67,9 @@ def preload() -> None:
         import_module(SERVER_BEFORE_029)
     for module in PRELOADED:
         import_module(module)
+    for module in PRELOADED_IF_THERE:
+        with suppress(ImportError):
+            import_module(module)
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config.__func__

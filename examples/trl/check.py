@@ -22,12 +22,12 @@ from pathlib import Path
 import httpx
 
 from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.one_address import gateway
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import child_environment, free_port, spawn
-from lora_fs.demo.replica import TellingReplica
+from lora_fs.demo.process import child_environment
+from lora_fs.demo.replica import Replica, TellingReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model
-from lora_fs.demo.volume import LORA_FS, Volume
-from lora_fs.demo.waiting import wait_until
+from lora_fs.demo.volume import Volume
 
 PROMPTS = ("hello world", "river stone", "what customer", "silver morning")
 TOKENS = 8
@@ -85,7 +85,7 @@ def run(work: Path, python: str, steps: int) -> int:
     with ExitStack() as opened:
         farm = opened.enter_context(EngineFarm(work / "logs"))
         loras = str(STALENESS + 2)
-        pair = Pair(
+        pair: Pair[Replica] = Pair(
             farm,
             base,
             volume,
@@ -96,18 +96,7 @@ def run(work: Path, python: str, steps: int) -> int:
         )
         opened.enter_context(closing(pair))
         pair.wait_ready()
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        replicas = [word for one in pair.both for word in ("--replica", one.url)]
-        command = [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *replicas]
-        gateway = spawn("gateway", command, log=work / "gateway.log", url=url, env={})
-        opened.callback(gateway.stop)
-        gateway.wait_ready()
-        wait_until(
-            "both replicas are in",
-            lambda: len(httpx.get(f"{url}/health", timeout=60).json()["ready"]) == 2,
-            timeout_s=60,
-        )
+        url = opened.enter_context(gateway(pair, work)).url
         output = work / "run1"
         script = Path(__file__).with_name("train.py")
         words = ["--model", base, "--gateway", url, "--output", output, "--steps", steps, "--on-cpu"]

@@ -15,10 +15,11 @@ from typing import Any
 import openai
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.process import Process
 from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.sidecar import start_gateway
 from lora_fs.demo.tiny_llama import MODEL_NAME
-from lora_fs.demo.volume import LORA_FS, Volume
+from lora_fs.demo.volume import Volume
 
 WEIGHTS = 8  # sets of them
 ENGINE_ARGS = ("--max-loras", "4", "--max-cpu-loras", "8")
@@ -77,14 +78,7 @@ def started(
     common = (farm, model_dir, volume, run_dir)
     plugin = PluginReplica("plugin", *common, engine_args=ENGINE_ARGS, settings=SETTINGS)
     sidecar = SidecarReplica("sidecar", *common, engine_args=ENGINE_ARGS, settings=SETTINGS)
-    port, replicas = free_port(), [f"--replica={one.url}" for one in (plugin, sidecar)]
-    gateway = spawn(
-        "gateway",
-        [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *replicas],
-        log=run_dir / "gateway.log",
-        url=f"http://127.0.0.1:{port}",
-        env={},
-    )
+    gateway = start_gateway((one.url for one in (plugin, sidecar)), log=run_dir / "gateway.log")
     try:
         for replica in (plugin, sidecar):
             replica.wait_ready()

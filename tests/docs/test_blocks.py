@@ -31,8 +31,8 @@ KINDS = {"console", "json", "yaml", "text", ""}
 # Pages that other tests type: tests/cli/test_examples.py what the help says, tests/e2e/test_tutorials.py
 # the tutorials, on real engines.
 BY_OTHERS = {"docs/cli.md", "docs/tutorials/first-fleet.md", "docs/tutorials/first-canary.md"}
-# Minutes and real engines: tests/e2e/test_demo.py and test_release.py run them.
-BY_E2E = {("lora-fs", "demo"), ("lora-fs", "evaluate")}
+# Real engines, or several replicas: tests/e2e/test_demo.py, test_release.py and tests/gateway run them.
+BY_E2E = {("lora-fs", "demo"), ("lora-fs", "evaluate"), ("lora-fs", "gateway")}
 # What a page's reader did before.
 REGISTERED = "lora-fs register support ./support-lora"
 BEFORE = {
@@ -45,8 +45,12 @@ BEFORE = {
     "docs/howto/dashboard.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/drop-a-folder.md": ["lora-fs sidecar"],
     "docs/howto/evaluate.md": ["lora-fs sidecar", REGISTERED],
+    "docs/howto/fleet.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/migrate.md": [REGISTERED],
     "docs/howto/register-and-roll-back.md": ["lora-fs sidecar"],
+    "docs/howto/reinforcement-learning.md": [
+        "mkdir -p /adapters/out && cp -r ./support-lora /adapters/out/policy-v7"
+    ],
     "docs/howto/sources.md": ["lora-fs sidecar"],
     "docs/howto/security.md": [REGISTERED],
     "docs/howto/troubleshooting.md": [REGISTERED],

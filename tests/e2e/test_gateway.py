@@ -16,10 +16,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import LOCAL, Process, free_port, spawn
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.replica import PROMPT, Replica, TellingReplica, openai_client
+from lora_fs.demo.sidecar import start_gateway
 from lora_fs.demo.tiny_llama import CONTEXT, MODEL_NAME
-from lora_fs.demo.volume import LORA_FS
 from lora_fs.demo.waiting import wait_until
 from tests.e2e.trl_calls import TrlCalls
 
@@ -41,15 +41,8 @@ def kind() -> type[Replica]:
 @pytest.fixture(scope="module")
 def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A gateway that was told where both replicas are."""
-    port = free_port()
-    replicas = [word for replica in pair.both for word in ("--replica", replica.url)]
-    process = spawn(
-        "gateway",
-        [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *replicas],
-        log=tmp_path_factory.mktemp("gateway") / "gateway.log",
-        url=f"http://127.0.0.1:{port}",
-        env={},
-    )
+    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    process = start_gateway((replica.url for replica in pair.both), log=log)
     process.wait_ready()
     yield process
     process.stop()

@@ -79,7 +79,7 @@ def users(replicas: Sequence[Replica]) -> Iterator[set[str]]:
     told, ended = set[str](), threading.Event()
 
     def ask(replica: Replica) -> None:
-        while not ended.is_set():
+        while not ended.wait(0.05):
             told.add(replica.answer(NAME))
 
     threads = [threading.Thread(target=ask, args=(replica,)) for replica in replicas]

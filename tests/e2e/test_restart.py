@@ -19,7 +19,7 @@ from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.model import public_of, tells_bytes
-from lora_fs.sidecar.reconcile.stage.cache import digest_at
+from lora_fs.sidecar.reconcile.stage.looks import digest_at
 
 Served = dict[str, str]
 

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import LOCAL, Process, free_port, spawn
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica, openai_client
-from lora_fs.demo.volume import LORA_FS
+from lora_fs.demo.sidecar import start_gateway
 
 Adapters = Callable[[int], Path]
 
@@ -116,10 +116,7 @@ def test_a_folder_under_no_allowed_source(pair: Pair[Replica], tmp_path: Path, a
 @pytest.fixture(scope="module")
 def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A gateway before one of the replicas."""
-    port = free_port()
-    command = [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), "--replica", pair.a.url]
-    log, url = tmp_path_factory.mktemp("gateway") / "gateway.log", f"http://127.0.0.1:{port}"
-    process = spawn("gateway", command, log=log, url=url, env={})
+    process = start_gateway([pair.a.url], log=tmp_path_factory.mktemp("gateway") / "gateway.log")
     process.wait_ready()
     yield process
     process.stop()

@@ -42,6 +42,7 @@ class Pod(FakeReplica):
         default_factory=lambda: {f"{kind}_seconds": Durations() for kind in KINDS}
     )
     blank_runs: int | None = None
+    host_evictions: int = 0
     began: float = START_S
     passes: bool = True
 
@@ -64,7 +65,8 @@ class Pod(FakeReplica):
         yield from Scrape(self).collect()
         if self.blank_runs is not None:
             sizes = {"slots": 2, "budget_bytes": 1, "used_bytes": 0, "resident": {}}
-            seen = {"engine": "0", "counters": {"blank_runs": self.blank_runs}, **sizes}
+            counters = {"blank_runs": self.blank_runs, "cpu_evictions": self.host_evictions}
+            seen = {"engine": "0", "counters": counters, **sizes}
             yield from Tiers(lambda: [seen]).collect()
         yield GaugeMetricFamily("process_start_time_seconds", "Start", value=self.began)
 
@@ -301,6 +303,18 @@ def test_thrashing(watched: Watched) -> None:
 
     assert watched.during(60, evicting) == {"LoraFsThrashing"}
     assert watched.fired["LoraFsThrashing"] == [{"instance": "a"}]
+
+
+def test_thrashing_in_the_workers_memory(watched: Watched) -> None:
+    """With the plugin the worker evicts by itself, and the replica unloads nothing."""
+    pod = watched.pod("a", blank_runs=0)
+
+    def evicting() -> None:
+        pod.counted["request_hits_total"] += 30
+        pod.counted["request_misses_total"] += 10
+        pod.host_evictions += 10
+
+    assert watched.during(60, evicting) == {"LoraFsThrashing"}
 
 
 @pytest.mark.parametrize(("series", "step"), [("stage_seconds", "copy"), ("load_seconds", "load")])

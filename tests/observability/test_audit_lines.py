@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from lora_fs.sidecar import audit
 
@@ -51,6 +54,12 @@ def test_writers_beside_each_other(tmp_path: Path) -> None:
     assert sorted((one["who"], one["what"]["n"]) for one in told) == [
         (str(who), number) for who in range(6) for number in range(100)
     ]
+
+
+def test_a_quiet_log_has_the_audit(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever level the settings give the other lines."""
+    with caplog.at_level("ERROR", "lora_fs"):
+        assert audit.logger.isEnabledFor(logging.INFO)
 
 
 def test_no_line_has_a_secret() -> None:

@@ -7,27 +7,23 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import StatusCode
 
-from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import EngineRejected, install_extra
 from lora_fs.sidecar.logs import JsonLines
-from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.conftest import Rig, make_rig
-from tests.server.conftest import FakeEngine, FakeReplica, engine, engine_url, replica, serving
+from tests.server.conftest import FakeReplica, replica
+from tests.server.test_api import cut_off
 
-__all__ = ["engine", "engine_url", "make_rig", "replica"]
-
-SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TRACE, PARENT = (int(part, 16) for part in SENDER.split("-")[1:3])
+__all__ = ["make_rig", "replica"]
 
 
 @pytest.fixture
@@ -58,30 +54,6 @@ def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
 
 def attributes(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
-
-
-def test_a_request_is_a_part_of_its_senders_trace(
-    spans: InMemorySpanExporter, engine: FakeEngine, engine_url: str, replica: FakeReplica
-) -> None:
-    """The engine is told our span as its parent, in the same trace."""
-    app = create_app(replica, engine_url=engine_url, admin=Admin(None))
-    with serving(app) as url:
-        headers = {"traceparent": SENDER, "tracestate": "vendor=1"}
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, headers=headers, **LOCAL)
-        assert answer.status_code == 200
-    span = named(spans, "proxy")
-    assert span.kind is SpanKind.SERVER
-    assert span.context.trace_id == TRACE
-    assert span.parent is not None
-    assert span.parent.span_id == PARENT
-    assert attributes(span) == {
-        "http.request.method": "POST",
-        "url.path": "/v1/completions",
-        "lora_fs.adapter": "default/tiny/v1/a1",
-        "http.response.status_code": 200,
-    }
-    assert engine.headers[-1]["traceparent"] == f"00-{TRACE:032x}-{span.context.span_id:016x}-01"
-    assert engine.headers[-1]["tracestate"] == "vendor=1"
 
 
 @pytest.mark.anyio
@@ -118,6 +90,32 @@ async def test_an_error_is_told_by_its_kind_alone(spans: InMemorySpanExporter, r
     assert span.status.status_code is StatusCode.ERROR
     assert attributes(span)["error.type"] == "EngineRejected"
     assert "s3cret" not in span.to_json()
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "status", "kind"),
+    [
+        (b"400 Bad\r\ncontent-length: 0\r\n\r\n", 400, StatusCode.UNSET, None),
+        (b"500 Oops\r\ncontent-length: 0\r\n\r\n", 500, StatusCode.ERROR, None),
+        (b"200 OK\r\ncontent-length: 9\r\n\r\n", 503, StatusCode.ERROR, "EngineUnavailable"),
+        (b"200 OK\r\ncontent-length: 9\r\n\r\nthe be", 200, StatusCode.ERROR, "EngineUnavailable"),
+    ],
+    ids=["refused", "failed", "broken off before it began", "broken off within"],
+)
+def test_a_request_that_fails_is_an_error_of_its_span(
+    spans: InMemorySpanExporter,
+    replica: FakeReplica,
+    said: bytes,
+    answer: int,
+    status: StatusCode,
+    kind: str | None,
+) -> None:
+    """The span has the status that the client got. What the engine or the sidecar failed at is an error."""
+    with suppress(httpx.RemoteProtocolError):
+        assert cut_off(replica, b"HTTP/1.1 " + said).status_code == answer
+    span = named(spans, "proxy")
+    assert (span.status.status_code, attributes(span).get("error.type")) == (status, kind)
+    assert attributes(span)["http.response.status_code"] == answer
 
 
 def test_lines_name_their_span(spans: InMemorySpanExporter) -> None:

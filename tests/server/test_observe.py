@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from lora_fs.sidecar.errors import EngineRejected
-from lora_fs.sidecar.model import JsonObject, Phase
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -65,6 +65,18 @@ async def test_only_what_is_loaded_or_failed_has_a_series() -> None:
         f'{syncer}{{adapter_name="Ready"}}': "1.0",
         f'{syncer}{{adapter_name="Failed"}}': "0.0",
     }
+
+
+async def test_adapters_without_effect_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are not."""
+    replica = FakeReplica(("null", "good"))
+    plain = replica.status
+
+    def status(name: str) -> AdapterStatus:
+        return plain(name).model_copy(update={"reason": "NoEffect" if name == "null" else "Loaded"})
+
+    monkeypatch.setattr(replica, "status", status)
+    assert "\nlora_fs_adapters_without_effect 1.0\n" in (await get(replica, "/metrics")).text
 
 
 async def test_series_are_bounded() -> None:

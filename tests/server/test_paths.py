@@ -70,7 +70,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str) -> int:
         "/v1//load_lora_adapter",
         "/v1/%2e/load_lora_adapter",
         "/v1/x/%2e%2e/load_lora_adapter",
-        "/v1/%252e%252e/v1/load_lora_adapter",
+        "/v1/%252e%252e/metrics",
         "/v1/..%2fv1%2fload_lora_adapter",
         "/v1/load%5flora%5fadapter",
         "/v1/..\\load_lora_adapter",

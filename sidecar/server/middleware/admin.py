@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.errors import LoraFsError, WaitTimeout
 from lora_fs.sidecar.server.middleware.access import Admin, Caller, NotPermitted, address_of
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
@@ -104,7 +104,8 @@ class AdminCalls:
             await self._told.tell(act, caller, address, "denied", str(error.detail), what)
             raise
         except LoraFsError as error:
-            await tell("failed", str(error))
+            is_written = isinstance(error, WaitTimeout) and error.wrote is not None
+            await tell("done" if is_written else "failed", str(error))
             raise
         except BaseException as error:  # the client left, or a fault of ours: it may have been done
             why = f"ended before it was known to be done: {type(error).__name__}"

@@ -1,9 +1,9 @@
-"""A span around each request that passes, the child of its sender's."""
+"""A span around each request that passes, the child of its sender's, with the status of its answer."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_fs.sidecar import tracing
 
@@ -22,5 +22,11 @@ class Traced:
             return
         path = scope["raw_path"].decode("latin-1")[:MAX_PATH]
         about = {"http__request__method": scope["method"], "url__path": path}
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                tracing.answered(message["status"])
+            await send(message)
+
         with tracing.span(self._name, carrier=Headers(scope=scope), **about):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, sending)

@@ -261,7 +261,6 @@ class Proxy:
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
         del body
         try:
-            tracing.note(http__response__status_code=answer.status)
             yield answer
         finally:
             answer.close() if not answer.content.at_eof() else answer.release()
@@ -316,6 +315,8 @@ class Proxy:
     def _broke_off(self, through: _Through | None, has_begun: bool) -> None:
         """Look at the engine. An answer that had begun counts once more, as an error."""
         self._replica.engine_failed(None)
+        if has_begun:
+            tracing.failed(EngineUnavailable.__name__)
         if has_begun and through is not None:
             self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
 

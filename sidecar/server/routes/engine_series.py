@@ -20,7 +20,7 @@ ANSWERS: Final = "lora_fs_engine_metrics"
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ADAPTERS: Final = re.compile(r'((?:running|waiting)_lora_adapters=")([^"]*)"')
 _SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum", "_info")
-_REQUESTS: Final = "vllm:lora_requests_info{"
+REQUESTS: Final = "vllm:lora_requests_info{"
 
 
 def merged(ours: str, theirs: str | None) -> str:
@@ -41,10 +41,10 @@ def _families(text: str) -> frozenset[str]:
 def _kept(text: str, taken: frozenset[str]) -> Iterator[str]:
     """Yield the lines of families that are not ``taken``."""
     lines = text.splitlines()
-    latest = _latest([line for line in lines if line.startswith(_REQUESTS)])
+    last = latest([line for line in lines if line.startswith(REQUESTS)])
     for line in lines:
-        if line.startswith(_REQUESTS):
-            if line is latest:
+        if line.startswith(REQUESTS):
+            if line is last:
                 yield _renamed(line)
         elif line.startswith(("# HELP ", "# TYPE ")):
             if not _is_of(line.split(" ", 3)[2], taken):
@@ -53,8 +53,8 @@ def _kept(text: str, taken: frozenset[str]) -> Iterator[str]:
             yield line
 
 
-def _latest(series: Sequence[str]) -> str | None:
-    """The one that holds, of those that can be read; None if there is none."""
+def latest(series: Sequence[str]) -> str | None:
+    """Return which of vLLM's series of LoRA requests holds: the latest that can be read, or None."""
     dated = []
     for line in series:
         with suppress(ValueError):

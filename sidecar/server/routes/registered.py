@@ -146,6 +146,7 @@ def _within(sight: Sight, status: ReplicaStatus) -> ReplicaStatus | None:
             "namespaces": namespaces,
             "adapters": adapters,
             "recent": {series: at for series, at in status.recent.items() if series.split("/")[0] in sight},
+            "usage": {key: counts for key, counts in status.usage.items() if key.split("/")[0] in sight},
             "downloads": {name: one for name, one in status.downloads.items() if one.namespace in sight},
             "conditions": tuple(one.partition(":")[0] for one in status.conditions),
             "counts": {},
