@@ -88,7 +88,7 @@ test-nfs: env filesystems
 lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@PYTHONPATH=.ci/typing $(BIN)/lint-imports
+	@PYTHONPATH=.ci/typing $(BIN)/lint-imports --no-cache
 	@$(BIN)/python .ci/prose.py
 
 type: env

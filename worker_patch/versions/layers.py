@@ -13,6 +13,7 @@ from typing import Any
 from vllm.lora import layers
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.model_executor.layers.linear import QKVParallelLinear
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,16 @@ def _below(kind: type) -> Iterator[type]:
     for one in subclasses:
         yield one
         yield from _below(one)
+
+
+def whole_outputs(module: Any) -> tuple[int, ...]:
+    """N of each output in the whole model, of a linear layer; a layer of one slice may have several."""
+    base: Any = module.base_layer
+    if isinstance(base, QKVParallelLinear):
+        # ``output_sizes`` counts a head once a rank that has it; V is cut as K is, whatever its heads' size.
+        heads = base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads
+        return tuple(count * base.head_size for count in heads)
+    return tuple(getattr(base, "output_sizes", (base.output_size,)))
 
 
 def tell_stranger(name: str, module: Any) -> None:

@@ -19,8 +19,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
 
 from lora_fs.worker_patch.versions.differences import reads_patterns
-from lora_fs.worker_patch.versions.layers import COMPARED
-from lora_fs.worker_patch.worker.slots.layers import whole_outputs
+from lora_fs.worker_patch.versions.layers import COMPARED, whole_outputs
 
 # What transformers 5 calls the experts of a Mixtral, and what vLLM's models of that kind do (0.32).
 _EXPERTS, _MODELS_EXPERTS = ".mlp.experts", ".block_sparse_moe.experts"

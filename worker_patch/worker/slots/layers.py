@@ -18,14 +18,13 @@ from torch.nn.functional import pad
 from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
-from vllm.model_executor.layers.linear import QKVParallelLinear
 
 from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.memory.host import HostMemory
 from lora_fs.kernels.memory.pinned import PinnedMemory, page_locked
 from lora_fs.kernels.weights.layout import Layer, Shape
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Draft, Slab, Weights
-from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER
+from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER, whole_outputs
 from lora_fs.worker_patch.worker.slots.shares import Part
 
 _CACHED = ("qkv", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "query_key_value", "c_attn")
@@ -273,16 +272,6 @@ def shape_of(module: Any) -> Shape | None:
     if isinstance(module, LogitsProcessorWithLoRA):
         return Shape(module.hidden_size, (base.vocab_size,))
     return Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
-
-
-def whole_outputs(module: Any) -> tuple[int, ...]:
-    """N of each output in the whole model, of a linear layer; a layer of one slice may have several."""
-    base: Any = module.base_layer
-    if isinstance(base, QKVParallelLinear):
-        # ``output_sizes`` counts a head once a rank that has it; V is cut as K is, whatever its heads' size.
-        heads = base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads
-        return tuple(count * base.head_size for count in heads)
-    return tuple(getattr(base, "output_sizes", (base.output_size,)))
 
 
 def _weights(target: Target, weights: LoRALayerWeights, scale: float, *, whole: bool) -> Weights:
