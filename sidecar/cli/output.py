@@ -66,7 +66,8 @@ def as_yaml(documents: Iterable[Any]) -> str:
     """Return YAML in ASCII: in a plain text no reader takes an escape of the stream's for one."""
     import yaml  # needed for this format alone
 
-    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True).rstrip()
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return yaml.dump_all(documents, Dumper=dumper, sort_keys=False, explicit_start=True).rstrip()
 
 
 def renamed(value: Any) -> Any:
