@@ -106,7 +106,7 @@ class EngineFarm:
             ProcessFailed: vLLM cannot be imported, or not in five minutes.
         """
         if not self._imported:
-            self._receive(timeout_s=300)  # 6 to 10 s where nothing else runs
+            self._receive(timeout_s=300)  # 20 s on a slow machine where nothing else runs
             self._imported = True
 
     def start(

@@ -21,7 +21,7 @@ from lora_fs.demo.waiting import wait_until
 
 NAMES = tuple(f"tenant-{number}" for number in range(1, 7))
 ROUNDS = 4
-_IN_LIMIT_S = 60.0
+_IN_LIMIT_S = 30.0
 
 
 def show(pair: Pair[Replica], model_dir: Path, run_dir: Path, out: Transcript) -> None:
