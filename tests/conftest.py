@@ -44,6 +44,8 @@ FIRST = (
     "engines",
     "replicas",
     "filesystems",
+    "tests/fuzz/test_readers.py",
+    "tests/crash/test_every_call.py",
     "tests/ops/test_compiled.py",
     "tests/ops/test_interpreted.py",
     "tests/packaging/test_installed_engine.py",
