@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from lora_fs.demo.process import LOCAL
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.main import cli
+from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.trail import ACTS
 from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.server.middleware.audit import Refused
@@ -170,6 +173,58 @@ def test_what_is_written_is_done(lora_fs: LoraFs, folder: Folder, file: Path) ->
     (told,) = lines(file)
     assert (told["outcome"], told["what"]["revision"]) == ("done", "v1")
     assert told["why"].startswith("written, and after 0.1 s not followed")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("init", "registry_uuid"),
+        ("quota --adapters 3", "updated_at"),
+        ("quota --remove", "remove"),
+        ("apply -f documents", "adapters"),
+        ("gc", "removed"),
+        ("fsck --repair", "mended"),
+        ("import archive export.tar", "restored"),
+        ("import nim folders", "adapters"),
+    ],
+)
+def test_what_cannot_be_printed_is_done(
+    words: str,
+    what: str,
+    lora_fs: LoraFs,
+    folder: Folder,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A change that was written is `done` in the audit, also where the command or call failed afterwards."""
+    monkeypatch.chdir(tmp_path)
+    assert lora_fs("register", "a", folder(1)).code == 0
+    assert lora_fs("export", "export.tar").code == 0
+    documents = [
+        f"apiVersion: lora-fs/v1\nkind: LoraAdapter\nmetadata: {{name: {name}}}\nspec: {{source: {source}}}\n"
+        for name, source in (("b", folder(2)), ("c", "/nowhere"))
+    ]
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "two.yaml").write_text("---\n".join(documents))
+    shutil.copytree(folder(3), tmp_path / "folders" / "d")
+    root = Path(os.environ["LORA_FS_ROOT"])
+    left = root / "default" / "tiny" / ".active" / ".tmp-left"
+    left.touch()
+    os.utime(left, (1_600_000_000, 1_600_000_000))
+    if words.split()[0] in ("init", "import") and "nim" not in words:
+        monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path / "fresh"))
+    file.unlink()
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "printed", full)
+        assert lora_fs(*words.split()).code != 0
+    (told,) = lines(file)
+    assert (told["outcome"], "No space" in told["why"]) == ("done", True)
+    assert what in told["what"]
 
 
 def test_what_a_replica_wrote_is_done(

@@ -173,6 +173,8 @@ def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: 
     if dry_run:
         restore.check_empty(root)
     lost = [] if dry_run else restore.restore(root, file, contents, as_new=as_new)
+    if not dry_run:
+        context.noted.update(restored=len(contents.records))
     rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
     _tell(context, rows, dry_run, output)
     for problem in lost:
@@ -226,7 +228,10 @@ def check_registry(
         outcome: dict[fsck.Finding, str | None] = {}
         if repair:
             expectation = context.expectation()
-            outcome = dict(Mender(registry, state, expectation, writer=writer_id()).mend(found))
+            for one, why_not in Mender(registry, state, expectation, writer=writer_id()).mend(found):
+                outcome[one] = why_not
+                if why_not is None:
+                    context.noted.update(mended=sum(why is None for why in outcome.values()))
     left = [one for one in found if one not in outcome or outcome[one] is not None]
     unnamed = fsck.without_pointer(registry, state)
     items = [

@@ -65,6 +65,8 @@ def collect_garbage(
         found = gc.find(registry, scope, in_use, **ages, writer=writer_id())
         refused = {} if dry_run else collect(found)
     found = [item for item in found if item.path not in refused]
+    if found and not dry_run:
+        context.noted.update(removed=len(found))
     freed = sum(item.size_bytes for item in found if item.what is not What.REVISION)
     later = sum(item.size_bytes for item in found if item.what is What.REVISION)
     items = [

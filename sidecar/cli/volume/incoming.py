@@ -27,6 +27,7 @@ from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate import Expectation
 
 Row = dict[str, Any]
+WRITTEN = frozenset({"registered", "restored", "unregistered"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,14 @@ def from_gie(context: Context, file: Path, folders: Mapping[str, str], how: How)
                 return _register(context, registry, scope, one.name, folder, one.base_model, how)
 
             rows.append(_attempt(one.name, register))
+            _note(context, rows)
         for one in config.not_exist:
 
             def unregister(one: gie.Listed = one) -> Row:
                 return _unregister(registry, _scope(context, one.base_model), one.name, how.dry_run)
 
             rows.append(_attempt(one.name, unregister))
+            _note(context, rows)
     return rows
 
 
@@ -97,7 +100,14 @@ def from_nim(context: Context, store: Path, how: How) -> list[Row]:
                 return _register(context, registry, scope, name, resolve(str(folder)), None, how)
 
             rows.append(_attempt(name, register))
+            _note(context, rows)
     return rows
+
+
+def _note(context: Context, rows: list[Row]) -> None:
+    """Name for the audit what was written so far."""
+    if written := [row["what"] for row in rows if row["outcome"] in WRITTEN]:
+        context.noted.update(adapters=", ".join(written))
 
 
 def _row(what: str, outcome: str, why: str = "") -> Row:

@@ -37,7 +37,10 @@ def init(context: Context, dry_run: bool, output: Format) -> None:
     if dry_run:
         _rehearse(context, folder, output)
         return
-    (found, made), (mount, kind) = marker.create(folder), mount_of(folder)
+    found, made = marker.create(folder)
+    if made:
+        context.noted.update(registry_uuid=found.registry_uuid)
+    mount, kind = mount_of(folder)
     told = {"root": str(folder), "made": made, "registry_uuid": found.registry_uuid, "tier": found.tier}
     if context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
         return

@@ -97,6 +97,7 @@ def quota(
             registry.check_writable()
         if remove and not dry_run:
             accounts.remove(namespace)
+            context.noted.update(remove=True)
         elif said:
             before: dict[str, Any] = {}
             try:
@@ -110,6 +111,7 @@ def quota(
             changed = Quota.model_validate({**before, **who, **said})
             if not dry_run:
                 accounts.write(changed)
+                context.noted.update(updated_at=now)
         bounds = changed if dry_run and (said or remove) else accounts.quota(namespace)
         usage = accounts.usage(namespace)
     if not context.printed(_told(namespace, bounds, usage, dry_run=dry_run), output, [namespace]):
