@@ -76,8 +76,11 @@ def proxied(max_body_bytes: int) -> list[Middleware]:
 
 
 def passing() -> list[Middleware]:
-    """List what a request passes besides whose body goes on as it comes, the outermost first."""
-    return [Middleware(Forwardable), Middleware(Traced, name="proxy")]
+    """List what a request passes besides whose body goes on as it comes, the outermost first.
+
+    A span has the status of an answer, so what lies behind it answers errors.
+    """
+    return [Middleware(Forwardable), Middleware(Traced, name="proxy"), Middleware(Errors)]
 
 
 def create_app(

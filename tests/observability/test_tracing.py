@@ -15,10 +15,16 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from lora_fs.sidecar import tracing
-from lora_fs.sidecar.errors import EngineRejected, install_extra
+from lora_fs.sidecar.errors import EngineRejected, InputError, TemporaryError, install_extra
 from lora_fs.sidecar.logs import JsonLines
+from lora_fs.sidecar.server.app import layers, passing
 from tests.reconcile.conftest import Rig, make_rig
 from tests.server.conftest import FakeReplica, replica
 from tests.server.test_api import cut_off
@@ -116,6 +122,31 @@ def test_a_request_that_fails_is_an_error_of_its_span(
     span = named(spans, "proxy")
     assert (span.status.status_code, attributes(span).get("error.type")) == (status, kind)
     assert attributes(span)["http.response.status_code"] == answer
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "status"),
+    [
+        (InputError("no"), 400, StatusCode.UNSET),
+        (HTTPException(508, "no"), 508, StatusCode.ERROR),
+        (TemporaryError("no replica is ready"), 503, StatusCode.ERROR),
+    ],
+    ids=["refused", "a loop", "none ready"],
+)
+def test_an_error_within_is_judged_by_its_answer(
+    spans: InMemorySpanExporter, error: Exception, answer: int, status: StatusCode
+) -> None:
+    """What a gateway refuses is its client's error, and no failure of the gateway."""
+
+    async def raises(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    app = Starlette(routes=[Mount("/x", raises, middleware=passing())], middleware=layers())
+    assert TestClient(app).get("/x").status_code == answer
+    span = named(spans, "proxy")
+    assert span.status.status_code is status
+    told = {"http.response.status_code": answer, "error.type": type(error).__name__}
+    assert told.items() <= attributes(span).items()
 
 
 def test_lines_name_their_span(spans: InMemorySpanExporter) -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import (
     Conflict,
     EngineRejected,
@@ -151,5 +152,6 @@ class Errors:
         except (LoraFsError, HTTPException) as error:
             if has_begun or scope["type"] != "http":
                 raise
+            tracing.note(error__type=type(error).__name__)
             answer = respond(error) if isinstance(error, LoraFsError) else refuse(error)
             await answer(scope, receive, send)
