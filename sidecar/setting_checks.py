@@ -6,7 +6,7 @@ Nothing here imports pydantic or click.
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 def engine_address(value: str) -> str:
@@ -16,8 +16,9 @@ def engine_address(value: str) -> str:
         ValueError: it is no http:// or https:// address, or one with /v1.
     """
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/") == "/v1":
         raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
+    _check_port(parts)
     return value.rstrip("/")
 
 
@@ -36,7 +37,18 @@ def server_address(value: str | None) -> str | None:
         raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ValueError("write the sidecar's address without /v1")
+    _check_port(parts)
     return value.rstrip("/")
+
+
+def _check_port(parts: SplitResult) -> None:
+    """Raise ValueError if the port is no number from 1 to 65535: some clients ask 99999 at 34463."""
+    try:
+        fits = parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError("the port must be a number from 1 to 65535")
 
 
 def mounted(items: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,13 +39,17 @@ TOGETHER = {
     "tests/engine": "engines",
     "tests/filesystems": "filesystems",
 }
+# Each test of these goes to whichever process is free: a file of them takes hours in `make torture`.
+APART = (
+    "tests/crash/test_every_call.py::",
+    "tests/fuzz/test_readers.py::test_edited_input_for_long",
+    "tests/fuzz/test_readers.py::test_guided_by_coverage",
+)
 # Begun before all else, in this order: nothing long is left for one process alone at the end.
 FIRST = (
     "engines",
     "replicas",
     "filesystems",
-    "tests/fuzz/test_readers.py",
-    "tests/crash/test_every_call.py",
     "tests/ops/test_compiled.py",
     "tests/ops/test_interpreted.py",
     "tests/packaging/test_installed_engine.py",
@@ -95,6 +99,8 @@ class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
     """A folder's tests, or a file's, go to one process: fixtures of a session are made there alone."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(APART):
+            return nodeid
         file = nodeid.partition("::")[0]
         return TOGETHER.get("/".join(file.split("/")[:2]), file)
 

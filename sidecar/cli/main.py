@@ -144,7 +144,7 @@ class Lazy(MutableMapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._imported and name in COMMANDS:
             for command in import_module(f"lora_fs.sidecar.cli.{COMMANDS[name][0]}").COMMANDS:
-                trail.follow(command)
+                trail.audited(command)
                 self[command.name] = command
         return self._imported[name]
 

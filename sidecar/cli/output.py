@@ -40,9 +40,21 @@ class Format(StrEnum):
         return self in (Format.TEXT, Format.WIDE)
 
 
+def put(text: str) -> None:
+    """Print lines as they are.
+
+    Raises:
+        OSError: says that it is the output, on a full disk say: a user would think of the volume.
+    """
+    try:
+        click.echo(text)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write the output: {error.strerror or error}") from error
+
+
 def say(text: str) -> None:
     """Print a line for people, escaped."""
-    click.echo(printable(text))
+    put(printable(text))
 
 
 def complain(message: str) -> None:
@@ -112,7 +124,7 @@ def table(
                 shown[folded] = line
             padded = (cell + " " * (width - _width(cell)) for cell, width in zip(shown, widths, strict=True))
             printed.append(GAP.join(padded).rstrip())
-    click.echo("\n".join(printed))  # one write, not one a line
+    put("\n".join(printed))  # one write, not one a line
 
 
 def _width(text: str) -> int:
@@ -127,6 +139,11 @@ def _width(text: str) -> int:
 def is_terminal() -> bool:
     """Whether a person reads stdout; ``FORCE_COLOR`` says so, too."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def counted(number: int, what: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def shown_bytes(size_bytes: int) -> str:

@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 LINE_S = 5.0
 
 
+def _draws() -> bool:
+    """Whether stderr is a terminal that moves its cursor: on another one each bar leaves an empty line."""
+    return sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
+
+
 def _bar(*columns: ProgressColumn) -> Progress:
-    """A bar on stderr, which nobody sees where that is no terminal."""
+    """A bar on stderr, which nobody sees where none can be drawn."""
     what, console = TextColumn("{task.description}", markup=False), Console(stderr=True)
-    return Progress(what, *columns, console=console, transient=True, disable=not sys.stderr.isatty())
+    return Progress(what, *columns, console=console, transient=True, disable=not _draws())
 
 
 @contextmanager
@@ -56,7 +61,7 @@ def asking(cases: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def downloading(source: str) -> Iterator[Tell]:
     """Yields what tells how far it is. ``source``: without credentials."""
-    if not sys.stderr.isatty():
+    if not _draws():
         yield _Lines(source).tell
         return
     with _bar(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as bar:

@@ -36,7 +36,7 @@ ACTS: dict[str, tuple[str, ...]] = {
 _NOT_TOLD = frozenset({"output", "wait", "dry_run"})
 
 
-def follow(command: click.Command) -> None:
+def audited(command: click.Command) -> None:
     """Let a command that changes the registry tell the audit how it ended."""
     if command.name not in ACTS or command.callback is None:
         return

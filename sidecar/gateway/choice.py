@@ -107,12 +107,11 @@ def choose(
     chosen = _among(holders[:copies], prefix, Reason.RESIDENT)
     assert chosen.peer is not None
     busy = chosen.peer.in_flight
-    others = [peer for peer in holders[copies:] if peer.in_flight + AHEAD < busy]
+    bound = busy - (PREFIX_AHEAD if chosen.reason is Reason.PREFIX else AHEAD)
+    others = [peer for peer in holders[copies:] if peer.in_flight < bound]
     if others:  # a copy that is there costs nothing
         return Choice(min(others, key=_in_flight), Reason.RESIDENT)
-    if chosen.reason is Reason.PREFIX:
-        return chosen
-    more = _helper(adapter, order, busy, now)
+    more = _helper(adapter, order, bound, now)
     if more is None:
         return chosen
     if len(holders) < copies:
@@ -146,9 +145,13 @@ def _cold(order: Sequence[Peer], now: float) -> Choice:
     return Choice(next(peer for peer in free if peer.in_flight <= bound), Reason.COLD)
 
 
-def _helper(adapter: str, order: Sequence[Peer], busy: int, now: float) -> Peer | None:
-    """Return the first replica in order that may take a copy: one load more than a cold request may."""
+def _helper(adapter: str, order: Sequence[Peer], bound: int, now: float) -> Peer | None:
+    """Return the first replica in order that may take a copy: one load more than a cold request may.
+
+    Args:
+        bound: the replica has fewer requests in flight.
+    """
     for peer in order:
-        if not peer.holds(adapter) and peer.in_flight + AHEAD < busy and peer.loads(now) <= LOADS:
+        if not peer.holds(adapter) and peer.in_flight < bound and peer.loads(now) <= LOADS:
             return peer
     return None

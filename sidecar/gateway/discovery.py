@@ -80,19 +80,25 @@ class Registered:
         """As ``Discovery.find``. Raises VolumeUnavailable: the registry does not answer."""
         try:
             async with asyncio.timeout(READ_S):
-                look = await self._threads.run(lambda: self._reports.look(""))
+                urls = await self._threads.run(self._look)
         except (OSError, TimeoutError) as error:
-            raise VolumeUnavailable(f"the registry's status files are not read: {error}") from error
+            why = str(error) or f"no answer in {READ_S:g} s"
+            raise VolumeUnavailable(f"the registry's status files are not read: {why}") from error
+        found: dict[str, str | None] = {}
+        for url in urls:
+            _add(found, url)
+        return found
+
+    def _look(self) -> list[str]:
+        """Return the URLs. What a look finds stays known, also if nobody waits for it any more."""
+        look = self._reports.look("")
         for replica, status in look.changed.items():
             self._urls.pop(replica, None)
             if status.model == self._model and status.url is not None:
                 self._urls[replica] = status.url
         for replica in look.gone:
             self._urls.pop(replica, None)
-        found: dict[str, str | None] = {}
-        for replica in sorted(self._urls):
-            _add(found, self._urls[replica])
-        return found
+        return [self._urls[replica] for replica in sorted(self._urls)]
 
 
 def _add(found: dict[str, str | None], url: str) -> None:

@@ -50,7 +50,7 @@ class Demand:
 
     def share(self, adapter: str) -> float:
         """Return the adapter's part of all requests, 0 to 1."""
-        return self._counts.get(adapter, 0.0) / self._total if self._total > 0 else 0.0
+        return self._counts.get(adapter, 0.0) / self._total
 
     def copies(self, adapter: str, replicas: int, now: float) -> int:
         """Return how many homes ``adapter`` has among ``replicas``, 1 to all of them."""
@@ -73,7 +73,7 @@ class Demand:
         """Return what a request at ``now`` counts, and count all anew before that grows too large."""
         halves = (now - self._began) / HALF_LIFE_S
         if halves > 64:
-            scale = 2.0 ** -min(halves, 1000.0)
+            scale = 2.0**-halves
             self._counts = OrderedDict((one, count * scale) for one, count in self._counts.items())
             self._total *= scale
             self._began, halves = now, 0.0

@@ -1,16 +1,17 @@
 """Which replicas have the beginning of a prompt in their cache, as far as this gateway sent it there. No I/O.
 
 A prompt is a chain of blocks, each hashed with all before it. The adapter's digest seeds the first hash, so
-no other revision's blocks match. A block with several successors, such as a system
-prompt, identifies no prompt and does not count. Nor does one that every replica has.
+no other revision's blocks match. A block with several successors, such as the end of a system prompt, and all
+blocks before it are the beginning of several prompts: they do not count. Nor does one that every replica has.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import count
 from typing import Final
 
 BLOCK_BYTES: Final = 64
@@ -39,7 +40,7 @@ def chain(seed: str, prompt: bytes | bytearray | memoryview) -> Chain:
 
 @dataclass(slots=True)
 class _Block:
-    peers: set[str] = field(default_factory=set)
+    lives: set[int] = field(default_factory=set)  # of the replicas that have it
     next: int | None = None  # the one block that follows, or _MANY
 
 
@@ -49,19 +50,26 @@ class Prefixes:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
+        self._lives: dict[str, int] = {}  # replica → the number of its life, from one emptying to the next
+        self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def sent(self, hashes: Chain, peer: str) -> None:
         """Note that ``peer`` gets this prompt."""
+        if peer not in self._lives:
+            self._lives[peer] = next(self._numbers)
+        life = self._lives[peer]
         for at, one in enumerate(hashes):
             block = self._blocks.get(one)
             if block is None:
                 block = self._blocks[one] = _Block()
             else:
                 self._blocks.move_to_end(one)
-            block.peers.add(peer)
+            block.lives.add(life)
+            if len(block.lives) > len(self._lives):  # some are over
+                block.lives.intersection_update(self._lives.values())
             follows = hashes[at + 1] if at + 1 < len(hashes) else None
             if follows is not None and block.next != follows:
                 block.next = follows if block.next is None else _MANY
@@ -70,23 +78,19 @@ class Prefixes:
 
     def found(self, hashes: Chain, peers: Collection[str]) -> dict[str, int]:
         """Return how many blocks that identify this prompt each of ``peers`` has, without a gap."""
-        counts: dict[str, int] = {}
-        there = set(peers)
-        for at, one in enumerate(hashes):
+        of = {self._lives[peer]: peer for peer in peers if peer in self._lives}
+        counts = Counter[int]()
+        there: Set[int] = of.keys()
+        for one in hashes:
             block = self._blocks.get(one)
-            there = there & block.peers if block is not None else set()
-            if block is None or not there:
+            if block is None or not (there := there & block.lives):
                 break
-            follows = hashes[at + 1] if at + 1 < len(hashes) else block.next
-            identifies = block.next in (None, follows)
-            if identifies and len(there) < len(peers):
-                for peer in there:
-                    counts[peer] = counts.get(peer, 0) + 1
-        return counts
+            if block.next == _MANY:
+                counts.clear()
+            elif len(there) < len(peers):
+                counts.update(there)
+        return {of[life]: blocks for life, blocks in counts.items()}
 
-    def forget(self, peers: Iterable[str]) -> None:
-        """Forget what replicas had that left or restarted: their caches are empty."""
-        gone = set(peers)
-        if gone:
-            for block in self._blocks.values():
-                block.peers -= gone
+    def forget(self, peer: str) -> None:
+        """Forget what a replica had that left or restarted: its cache is empty."""
+        self._lives.pop(peer, None)

@@ -111,11 +111,20 @@ class Router:
             self._pump()
 
     def leave(self, ticket: Ticket) -> None:
-        """Forget a request that waits no longer, or end it where it is."""
-        if ticket.peer is not None:
-            self.ended(ticket)
-        else:
+        """Forget a request that waits no longer, or end it where it is, however it ended."""
+        peer, adapter, ticket.peer = ticket.peer, ticket.adapter, None
+        if peer is None:
             self._wait_no_more(ticket)
+            return
+        peer.in_flight -= 1
+        replica = self._replicas.get(peer.name)
+        if replica is None or replica.peer is not peer or adapter is None:
+            return
+        replica.in_use[adapter] -= 1
+        if replica.in_use[adapter] <= 0:
+            del replica.in_use[adapter]
+            if peer.loading.pop(adapter, None) is not None:
+                self._pump()
 
     def answered(self, ticket: Ticket, *, served: bool) -> None:
         """Note that the answer of a request began: that replica has loaded its adapter, if ``served``."""
@@ -129,21 +138,6 @@ class Router:
             self._join(adapter)
         if was_loading:
             self._pump()
-
-    def ended(self, ticket: Ticket) -> None:
-        """Note that a request is over, however it ended."""
-        peer, adapter, ticket.peer = ticket.peer, ticket.adapter, None
-        if peer is None:
-            return
-        peer.in_flight -= 1
-        replica = self._replicas.get(peer.name)
-        if replica is None or replica.peer is not peer or adapter is None:
-            return
-        replica.in_use[adapter] -= 1
-        if replica.in_use[adapter] <= 0:
-            del replica.in_use[adapter]
-            if peer.loading.pop(adapter, None) is not None:
-                self._pump()
 
     def report(self, name: str, resident: Iterable[str], capacity: int | None, asked_at: float) -> None:
         """Take a replica's report: it is ready, and holds ``resident``, the one used longest ago first.
@@ -181,7 +175,7 @@ class Router:
             self._names = frozenset(self._replicas)
             self._pump()
         if emptied:
-            self._prefixes.forget((name,))
+            self._prefixes.forget(name)
             self._outliers.forget(name)
 
     def _choose(self, ticket: Ticket) -> Choice:

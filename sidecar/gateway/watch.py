@@ -18,7 +18,7 @@ import aiohttp
 
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import LoraFsError, TemporaryError
-from lora_fs.sidecar.gateway.discovery import Discovery
+from lora_fs.sidecar.gateway.discovery import MAX_REPLICAS, Discovery
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware.access import HEADER
@@ -31,6 +31,7 @@ TOKEN_S: Final = 5.0  # in which the token file is read
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
+MOST_IDS: Final = 4 * MAX_REPLICAS  # of replicas, those that left among them
 # What reading an answer raises that is no replica's.
 WRONG: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
@@ -112,7 +113,7 @@ class Watch:
         self._model, self._is_given = model, model is not None
         self._threads = Daemons(1, "lora-fs-gateway-token")
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._holders: dict[str, str] = {}  # replica's id → its URL
+        self._holders: dict[str, str] = {}  # replica's id → its URL, the one that answered last at the end
         self.seen: dict[str, Seen] = {}
         self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
@@ -136,13 +137,13 @@ class Watch:
         return frozenset(one.name for one in self.seen.values() if not one.why and one.name)
 
     def url_of(self, name: str) -> str:
-        """Return the URL of a replica that is in."""
+        """Return the URL of a replica that is in, or was in lately."""
         return self._holders[name]
 
     def digest_of(self, adapter: str) -> str:
-        """Return the digest of an adapter from a replica's answer; its name where none has it."""
+        """Return the digest of an adapter at a replica that is in; its name where none has it."""
         for one in self.seen.values():
-            if (digest := one.digests.get(adapter)) is not None:
+            if not one.why and (digest := one.digests.get(adapter)) is not None:
                 return digest
         return adapter
 
@@ -184,7 +185,7 @@ class Watch:
                     poll.cancel()
                 self._out(self.seen[url], "it left", emptied=True)
                 del self.seen[url]
-                self._unite_names()
+        self._unite_names()
         for url, refused in found.items():
             if url in self.seen:
                 continue
@@ -205,7 +206,8 @@ class Watch:
                 self._learn(seen, told, asked_at)
                 seen.missed = 0
             except aiohttp.ClientConnectorError as error:
-                self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=True)
+                is_named = not isinstance(error, aiohttp.ClientConnectorDNSError)  # else it may run on
+                self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=is_named)
             except (aiohttp.ClientError, TimeoutError) as error:
                 seen.missed += 1
                 if seen.missed >= MISSED or seen.why:
@@ -213,7 +215,7 @@ class Watch:
                     self._out(seen, f"it does not answer: {what}")
             except WRONG as error:
                 seen.is_other = seen.name is None
-                self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}")
+                self._out(seen, f"its /metadata is none: {type(error).__name__}: {_text(error)}")
             except Exception as error:  # a fault of ours: without this task the replica stays as it is
                 why = f"the gateway failed: {type(error).__name__}: {error}"
                 if why != seen.why:
@@ -267,6 +269,8 @@ class Watch:
         return model == self._model
 
     def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
+        if not told["replica"]:
+            raise ValueError("it has no id")
         name, seen.model = _text(told["replica"]), _text(told["model"]["name"])
         seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
         seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
@@ -281,6 +285,15 @@ class Watch:
             seen.is_other = True
             self._out(seen, f"it is the replica {name}, which {holder.url} is as well")
             return
+        if seen.name not in (None, name):
+            self._out(seen, "another replica has its address", emptied=True)
+        if holder is not seen:  # it has started anew, at another address
+            self._router.lost(name, emptied=True)
+        seen.name = name
+        self._holders.pop(name, None)
+        self._holders[name] = seen.url
+        if len(self._holders) > MOST_IDS:
+            del self._holders[next(iter(self._holders))]
         if not told["ready"]:
             self._out(seen, "it is not ready")
             return
@@ -294,12 +307,9 @@ class Watch:
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
         names = frozenset(str(one) for one in told["model"].get("served_names", ()))
-        if seen.name not in (None, name):
-            self._out(seen, "another replica has its address", emptied=True)
         if seen.why:
             logger.info("replica %s is in", name, extra=event("gateway.replica_in", url=seen.url))
-        seen.name, seen.why, seen.digests = name, "", digests
-        self._holders[name] = seen.url
+        seen.why, seen.digests = "", digests
         if names and names != seen.base_names:
             seen.base_names = names
             self._unite_names()

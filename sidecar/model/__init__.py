@@ -20,6 +20,7 @@ from lora_fs.sidecar.model.names import (
     tells_bytes,
 )
 from lora_fs.sidecar.model.records import (
+    MOST_PRIORITY,
     STORE_STATE,
     AdapterSpec,
     Canary,
@@ -30,6 +31,7 @@ from lora_fs.sidecar.model.records import (
     Policy,
     PolicyKind,
     Previous,
+    Priority,
     Quota,
     Record,
     Source,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "MOST_PRIORITY",
     "RESERVED_NAMESPACES",
     "SEGMENT",
     "STORE_STATE",
@@ -76,6 +79,7 @@ __all__ = [
     "Policy",
     "PolicyKind",
     "Previous",
+    "Priority",
     "Quota",
     "Record",
     "ReplicaStatus",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import FailFast, Field, field_validator
 
@@ -25,6 +25,10 @@ class PolicyKind(StrEnum):
     STICKY = "sticky"  # loaded at the first request, kept
     EAGER = "eager"  # loaded at boot, by priority, while it fits
     PINNED = "pinned"  # loaded at boot, never evicted
+
+
+MOST_PRIORITY: Final = 1_000_000_000  # an engine's workers take whole numbers of 64 bits alone
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 class Policy(Stored):

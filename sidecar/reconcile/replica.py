@@ -197,16 +197,16 @@ class Replica:
         await self._loop.changed()
 
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
-        record, undo = await self._registrations.register(request, writer)
+        loaded = await self._registrations.register(request, writer)
         try:
             async with self.hold(request.lora_name, self._limits.hold_timeout_s):
-                return Loaded(record, undo.made)
+                return loaded
         except TemporaryError as error:
             late = WaitTimeout(f"{request.lora_name} is registered and not loaded here yet: {error}")
-            late.wrote = Loaded(record, undo.made)
+            late.wrote = loaded
             raise late from error
         except LoraFsError:
-            await undo()
+            await self._registrations.undo(loaded, writer)
             raise
 
     async def upload(self, upload: Upload, *, writer: str) -> Registered:

@@ -378,6 +378,19 @@ def test_prune_removes_only_the_owners(lora_fs: LoraFs, shop: Path) -> None:
     assert "hand" not in pruned.out
 
 
+def test_prune_says_where_it_did_not_look(lora_fs: LoraFs, shop: Path) -> None:
+    """The adapters of a namespace whose last document went stay, and the command that shows them is named."""
+    file = write(shop / "a.yaml", document("sql", "lora-1"), document("care", "lora-2", namespace="team-b"))
+    ran = lora_fs("apply", "-f", file, "--prune")
+    assert (ran.code, ran.err) == (0, "")
+    write(shop / "a.yaml", document("sql", "lora-1"))
+    ran = lora_fs("apply", "-f", file, "--prune")
+    assert (ran.code, "--prune did not look in team-b/tiny, " in ran.err) == (0, True)
+    shown = lora_fs(*ran.err.split("`")[1].split()[1:], "-o", "name")
+    assert shown.out.splitlines() == ["default/sql", "team-b/care"]
+    assert "did not look" not in lora_fs("apply", "-f", file).err
+
+
 @pytest.fixture
 def after_the_look(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``after_the_look("register", …)``: a command of somebody else, while the next apply is under way."""

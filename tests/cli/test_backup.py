@@ -42,18 +42,29 @@ def test_lost_and_restored(filled: LoraFs, root: Path, tmp_path: Path) -> None:
     """The volume is gone; the export in an empty folder is the same registry again."""
     done = filled("export", "backup.tar", "-o", "json")
     assert (done.code, done.json["records"], done.json["pointers"], done.json["left_out"]) == (0, 2, 1, [])
+    of_one = "exported 2 records, 1 name, no files to records.tar\n"
+    assert filled("export", "records.tar", "--no-artifacts").out == of_one
     before = json.loads((root / "lora-fs.json").read_text())
     shutil.rmtree(root)
     dry = filled("import", "archive", "backup.tar", "--dry-run")
     assert dry.code == 0
     assert not root.exists()
     assert "dry run" in dry.out
-    assert filled("import", "archive", "backup.tar").code == 0
+    done = filled("import", "archive", "backup.tar")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "2 restored")
     after = json.loads((root / "lora-fs.json").read_text())
     assert after["registry_uuid"] == before["registry_uuid"]
     assert after["epoch"] > before["epoch"]
     assert listed(filled) == BOTH
     assert filled("fsck").code == 0
+
+
+def test_what_cannot_be_imported_is_a_line_each(lora_fs: LoraFs, tmp_path: Path) -> None:
+    """With all of its findings."""
+    (tmp_path / "store" / "cut").mkdir(parents=True)
+    ran = lora_fs("import", "nim", "store")
+    assert (ran.code, len(ran.out.splitlines()), "\\n" in ran.out) == (1, 2, False)
+    assert "cannot be served: - adapter_config.json: is not there" in ran.out
 
 
 def test_a_clone_is_another_registry(filled: LoraFs, root: Path, tmp_path: Path) -> None:

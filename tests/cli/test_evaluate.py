@@ -104,6 +104,7 @@ def test_bad_input(lora_fs: LoraFs, root: Path, data: Data) -> None:
         (("a@v9", *nobody, good), 3, "a of default/tiny has no revision 'v9' (registered: v1, v2)"),
         (("b", *nobody, good), 3, "b of default/tiny is not registered"),
         (("a@v2", "--url", "gateway:8001", "--data", good), 2, "--url gateway:8001 is no address"),
+        (("a@v2", "--url", "http://x:99999", "--data", good), 2, "--url http://x:99999 is no address"),
         (("a@v2", "--url", "http://[x", "--data", good), 2, "--url http://[x is no address"),
         (("a@v2", "--url", "http://u:sesame@x", "--data", good), 2, "--url http://x is no address"),
         (("a@v2", "--data", good), 2, "say whom to ask"),

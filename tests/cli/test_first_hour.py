@@ -73,6 +73,10 @@ def test_an_engine_that_is_not_there_is_told_so() -> None:
         ("--max-loaded", "0", "greater than or equal to 1"),
         ("--engine", "localhost:8000", "http://HOST:PORT"),
         ("--engine", "http://localhost:8000/v1", "without /v1"),
+        ("--engine", "http://:8000", "http://HOST:PORT"),
+        ("--engine", "http://localhost:99999", "from 1 to 65535"),
+        ("--engine", "http://localhost:0", "from 1 to 65535"),
+        ("--engine", "http://localhost:http", "from 1 to 65535"),
         *((option, "", "is a variable unset?") for option in PLACES),
     ],
 )

@@ -129,6 +129,13 @@ def test_set(lora_fs: LoraFs) -> None:
 
 
 @pytest.mark.usefixtures("two")
+def test_a_label_that_is_no_text(lora_fs: LoraFs) -> None:
+    """The message names the option, and quotes no record."""
+    ran = lora_fs("set", "a", "--label", "x=\udcff")
+    assert (ran.code, r"'--label': x=\udcff is no text in UTF-8" in ran.err) == (2, True)
+
+
+@pytest.mark.usefixtures("two")
 @pytest.mark.parametrize(
     ("options", "code"),
     [

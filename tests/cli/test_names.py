@@ -96,7 +96,7 @@ def test_list_of_some(two: LoraFs, folder: Folder) -> None:
     assert [row["name"] for row in two("list", "?1", "-l", "team=y", "-o", "json").json] == ["b1"]
     none = two("list", "-l", "team=z")
     assert none.code == 0
-    assert "no adapter matches (3 revisions are registered in default/tiny)" in none.err
+    assert "no adapter matches (in default/tiny: 3 revisions)" in none.err
     wrong = two("list", "-l", "team==x==y")
     assert wrong.code == 2
     assert "not a label selector: 'team==x==y'" in wrong.err

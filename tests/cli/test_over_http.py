@@ -600,11 +600,11 @@ def test_a_volume_or_a_server(
     assert "cannot reach" in lora_fs("list", "--server", url).err
     ran = lora_fs("list", "--root", root, "--token-file", root)
     assert (ran.code, "give --server, too" in ran.err) == (2, True)
-    for odd in ("ftp://x", "http://", "http://u:p@x", "http://x/v1", "x"):
+    for odd in ("ftp://x", "http://", "http://u:p@x", "http://x/v1", "x", "http://x:99999", "http://x:y"):
         ran = lora_fs("list", "--server", odd)
         assert (ran.code, f"Error: --server {odd.replace('u:p', '***')}: " in ran.err) == (2, True)
-    ran = lora_fs("list", "--server", "http://x:y")
-    assert (ran.code, "http://x:y is no address" in ran.err) == (2, True)
+    ran = lora_fs("list", "--server", "http://x/\x7f")
+    assert (ran.code, "http://x/\\x7f is no address" in ran.err) == (2, True)
     for option in ("--link", "--lora-downloader-plugin=a.B"):
         ran = lora_fs("register", "a", "./v1", option, "--server", url)
         assert (ran.code, "needs the volume" in ran.err) == (2, True)

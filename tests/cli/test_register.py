@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from lora_fs.sidecar.cli.backends import volume
+from lora_fs.sidecar.cli.declared.documents import DocumentPolicy
+from lora_fs.sidecar.registry.lifecycle.acts import Pin, Set
+from lora_fs.sidecar.registry.lifecycle.register_as import RegisterAs
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import write_adapter
 from tests.registry.faults import fail
@@ -289,6 +293,17 @@ def test_an_invalid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
     assert ran.json["ok"] is False
 
 
+def test_what_refuses_an_adapter_stands_apart_from_warnings(lora_fs: LoraFs, folder: Folder) -> None:
+    """Whoever mends an adapter sees which lines he has to mend."""
+    source = Path(folder(1))
+    config = json.loads((source / "adapter_config.json").read_text())
+    del config["r"], config["peft_type"]
+    (source / "adapter_config.json").write_text(json.dumps(config))
+    ran = lora_fs("validate", str(source))
+    assert (ran.code, ran.out.count("warning: "), ran.out.count("[peft-type-missing]")) == (INVALID, 1, 1)
+    assert ("[config-field]" in ran.err, "[peft-type-missing]" in ran.err) == (True, False)
+
+
 def test_a_valid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
     """validate says that it can be served; and its size, as a registration counts it, rank and modules."""
     source = folder(1)
@@ -322,13 +337,36 @@ def test_the_size_of_what_cannot_be_read(lora_fs: LoraFs, folder: Folder) -> Non
         "--policy often",
         "--wait -1",
         "--wait nan",
+        f"--priority {10**9 + 1}",
+        "--label x=\udcff",
+        "--base-model \udcff",
     ],
 )
-def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, words: str) -> None:
-    """A usage error that names the option."""
+def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, root: Path, words: str) -> None:
+    """A usage error that names the option, before anything is copied."""
+    before = sorted(root.rglob("*"))
     ran = lora_fs("register", "a", folder(1), *words.split())
     assert ran.code == USAGE
     assert words.split()[0] in ran.err
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_priority_fits_an_engine(lora_fs: LoraFs, folder: Folder) -> None:
+    """vLLM's workers take whole numbers of 64 bits: one greater priority failed each call to them."""
+    assert lora_fs("register", "a", folder(1), "--priority", str(-(10**9))).code == DONE
+    for line in (f"pin a --priority {10**9 + 1}", f"set a --priority {-(10**9) - 1}"):
+        ran = lora_fs(*line.split())
+        assert (ran.code, "--priority" in ran.err) == (USAGE, True)
+    assert lora_fs("pin", "a", "--priority", str(10**9)).code == DONE
+    for made in (
+        lambda much: RegisterAs(priority=much),
+        lambda much: Pin(priority=much),
+        lambda much: Set(priority=much),
+        lambda much: DocumentPolicy(priority=much),
+    ):
+        made(10**9)
+        with pytest.raises(ValidationError, match="priority"):
+            made(2**64)
 
 
 @pytest.mark.parametrize("command", ["register a", "validate"])

@@ -89,7 +89,7 @@ def test_a_stream_that_is_full(one: LoraFs) -> None:
     with open("/dev/full", "wb") as full:
         ran = subprocess.run([LORA_FS, "list"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
     assert ran.returncode == 1
-    assert ran.stderr == b"lora-fs: No space left on device\n"
+    assert ran.stderr == b"lora-fs: cannot write the output: No space left on device\n"
 
 
 def test_a_terminal_is_not_told_what_to_do(one: LoraFs, root: Path) -> None:
@@ -103,6 +103,17 @@ def test_a_terminal_is_not_told_what_to_do(one: LoraFs, root: Path) -> None:
     os.close(ours)
     assert b"\x1b[2J" not in shown
     assert shown.count(rb"\x1b[2J") == 3
+
+
+def test_no_bar_on_a_terminal_without_a_cursor(one: LoraFs, folder: Folder) -> None:
+    """As an editor's shell: the bar would leave an empty line there."""
+    ours, terminal = pty.openpty()
+    words, dumb = [LORA_FS, "register", "b", folder(3)], {**os.environ, "TERM": "dumb"}
+    subprocess.run(words, env=dumb, stdout=terminal, stderr=terminal, check=True, timeout=60)
+    os.close(terminal)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert shown == b"registered b@v1 in default/tiny\r\n"
 
 
 @pytest.mark.parametrize("words", ["validate {source}", "register b {source}"])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from pydantic import BaseModel
 
@@ -123,7 +124,8 @@ def read_head(data: bytes) -> None:
             layout = Layout(_in_a_root(version))
             layout.leases.mkdir(exist_ok=True)
             assert head.read_head(layout) == version[:4096]
-            head.advance_head(layout, 1)
+            with patch.object(head, "TORN_S", (0.0,)):  # nobody is writing: no second look
+                head.advance_head(layout, 1)
             decode(Head, head.read_head(layout) or b"")
 
 

@@ -54,6 +54,34 @@ def test_each_ejection_lasts_longer_than_the_one_before_and_good_times_shorten_t
     assert lasted[:3] == [BASE_S, 2 * BASE_S, 3 * BASE_S]
     assert lasted[-1] == MAX_S
     assert fail(outliers, "r0", NAMES, now + 20 * BASE_S) == BASE_S
+    assert fail(outliers, "r0", NAMES, now + 21 * BASE_S) == 2 * BASE_S
+    assert fail(outliers, "r0", NAMES, now + 24 * BASE_S) == 2 * BASE_S, "one good time is worth one ejection"
+
+
+def test_what_fails_at_an_ejected_replica_makes_its_time_no_longer() -> None:
+    """It had those requests before."""
+    outliers = Outliers()
+    assert fail(outliers, "r0", NAMES, 1000.0) == BASE_S
+    assert fail(outliers, "r0", NAMES, 1000.0 + BASE_S / 2) is None
+    assert outliers.ejected(NAMES, 1000.0 + BASE_S / 2) == {"r0": BASE_S / 2}
+    assert outliers.answered("r0", Outcome.FAILED, NAMES, 1000.0 + BASE_S) is None
+    assert outliers.ejected(NAMES, 1000.0 + BASE_S) == {}
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 0), (2, 1), (3, 1), (5, 1), (6, 2), (7, 2)])
+def test_a_third_of_a_fleet_is_ejected_at_most(size: int, most: int) -> None:
+    """One of two, and never the only one."""
+    outliers, fleet = Outliers(), NAMES[:size]
+    assert sum(fail(outliers, one, fleet, 1000.0) is not None for one in fleet) == most
+
+
+def test_a_fleet_that_becomes_smaller_gets_back_whose_ejection_ends_first() -> None:
+    """Of two that were ejected."""
+    outliers = Outliers()
+    for number in range(2):
+        fail(outliers, f"r{number}", NAMES, 1000.0 + number)
+    assert outliers.ejected(NAMES, 1001.0).keys() == {"r0", "r1"}
+    assert outliers.ejected(NAMES[:3], 1001.0) == {"r1": BASE_S}
 
 
 def test_a_request_that_it_serves_between_failures_saves_a_replica() -> None:
@@ -159,7 +187,7 @@ def test_an_ejected_replica_keeps_no_adapters_home_and_has_it_again_when_it_is_b
     router.report("r1", [], 8, clock.now)
     for _ in range(FAILURES):
         router.told("r0", Outcome.FAILED)
-    assert router.ejected == {"r0": BASE_S}
+    assert (router.ejected, router.ejections) == ({"r0": BASE_S}, 1)
     assert asked(router, adapter) == "r1"
     assert asked(router, adapter, frozenset({"r1"})) == "r0", "rather than nobody"
     clock.now += BASE_S

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lora_fs.sidecar.gateway.choice import LOADS, PATIENCE_S, Choice, Reason
+from lora_fs.sidecar.gateway.choice import AHEAD, LOADS, PATIENCE_S, Choice, Reason
 from lora_fs.sidecar.gateway.routing import UNTOLD_S, Router, Ticket
 
 
@@ -84,11 +85,11 @@ def test_a_report_older_than_an_answer_does_not_hide_what_was_loaded_since() -> 
     asked_at, clock.now = clock.now, clock.now + 0.5
     ticket, _ = asked(router, "a")
     router.answered(ticket, served=True)
-    router.ended(ticket)
+    router.leave(ticket)
     router.report("r0", [], 8, asked_at)
     assert asked(router, "a")[1][0].reason is Reason.RESIDENT
     clock.now += 5
-    router.ended(asked(router, "b")[0])
+    router.leave(asked(router, "b")[0])
 
 
 def test_a_report_that_may_leave_adapters_out_hides_none() -> None:
@@ -98,13 +99,13 @@ def test_a_report_that_may_leave_adapters_out_hides_none() -> None:
     router.report("r0", [], None, clock.now)
     ticket, _ = asked(router, "a")
     router.answered(ticket, served=True)
-    router.ended(ticket)
+    router.leave(ticket)
     for capacity, reason in ((None, Reason.RESIDENT), (8, Reason.COLD)):
         clock.now += UNTOLD_S / 2
         router.report("r0", [], capacity, clock.now)
         ticket, choices = asked(router, "a")
         assert choices[0].reason is reason
-        router.ended(ticket)
+        router.leave(ticket)
     router.report("r0", [], None, clock.now + 2 * UNTOLD_S)
     assert asked(router, "a")[1][0].reason is Reason.COLD
 
@@ -173,6 +174,111 @@ def test_a_retry_that_must_wait_holds_up_no_other_adapter() -> None:
     router.answered(free, served=True)
     assert retried == []
     assert [(one.peer and one.peer.name, one.reason) for one in other] == [("r0", Reason.COLD)]
+
+
+@pytest.mark.parametrize("chain", [(), (1, 2)])
+def test_an_adapter_that_all_ask_for_is_at_every_replica(chain: tuple[int, ...]) -> None:
+    """Also with one prompt, which the first replica has."""
+    router = Router(Clock())
+    for number in range(4):
+        router.report(f"r{number}", [], 8, 100.0)
+    for _ in range(100):
+        router.answered(asked(router, "a", chain)[0], served=True)
+    assert all(20 <= peer.in_flight <= 30 for peer in router.peers)
+
+
+def test_a_prompt_that_was_sent_before_goes_where_it_went_unless_that_replica_is_another_one() -> None:
+    """The first one's cache is gone then."""
+    router = Router(Clock())
+    for number in range(4):
+        router.report(f"r{number}", [], 8, 100.0)
+    first, _ = asked(router, None, (1, 2))
+    second, (choice,) = asked(router, None, (1, 2))
+    assert (second.peer, choice.reason) == (first.peer, Reason.PREFIX)
+    assert first.peer is not None
+    router.lost(first.peer.name)
+    router.report(first.peer.name, [], 8, 100.0)
+    assert asked(router, None, (1, 2))[1][0].reason is Reason.PREFIX
+    for number in range(4):
+        router.lost(f"r{number}", emptied=True)
+        router.report(f"r{number}", [], 8, 100.0)
+    assert asked(router, None, (1, 2))[1][0].reason is Reason.BASE
+
+
+def test_demand_gives_an_adapter_one_more_home_before_its_first_one_is_saturated() -> None:
+    """Requests of before count, too; a retry is no request more."""
+    for times, tried, reason in (
+        (1, frozenset[str](), Reason.RESIDENT),
+        (30, frozenset({"r9"}), Reason.RESIDENT),
+        (30, frozenset[str](), Reason.HOME),
+    ):
+        router = Router(Clock())
+        for number in range(2):
+            router.report(f"r{number}", [], 8, 100.0)
+        for _ in range(times):
+            ticket = Ticket("a", lambda _: None, tried=tried)
+            router.ask(ticket)
+            router.answered(ticket, served=True)
+            router.leave(ticket)
+        reasons = [asked(router, "a")[1][0].reason for _ in range(AHEAD + 2)]
+        assert reasons == [*[Reason.RESIDENT] * (AHEAD + 1), reason]
+
+
+def test_a_request_at_a_replica_that_is_lost_ends_there() -> None:
+    """Whether that is out then, or is back and loads the same adapter for another request."""
+    router = Router(Clock())
+    tickets = []
+    for _ in range(3):
+        router.report("r0", [], 8, 100.0)
+        tickets.append(asked(router, "a")[0])
+        router.lost("r0")
+    router.leave(tickets[0])
+    router.report("r0", [], 8, 100.0)
+    asked(router, "a")
+    router.leave(tickets[1])
+    router.answered(tickets[2], served=True)
+    (peer,) = router.peers
+    assert (peer.in_flight, [*peer.loading], [*peer.resident]) == (1, ["a"], [])
+
+
+def test_a_request_that_waits_starts_at_a_report_once_a_load_has_grown_old() -> None:
+    """No answer has come meanwhile."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], 8, clock.now)
+    for number in range(LOADS):
+        asked(router, f"busy{number}")
+    _, waits = asked(router, "b")
+    clock.now += PATIENCE_S
+    router.report("r0", [], 8, clock.now)
+    assert [one.reason for one in waits] == [Reason.COLD]
+
+
+def test_a_load_takes_the_place_of_what_was_used_longest_ago() -> None:
+    """As far as this gateway knows: between two reports, too."""
+    router = Router(Clock())
+    router.report("r0", ["a", "b"], 2, 100.0)
+    ticket, _ = asked(router, "a")
+    router.answered(ticket, served=True)
+    router.leave(ticket)
+    asked(router, "c")
+    (peer,) = router.peers
+    assert [*peer.resident] == ["a"]
+
+
+def test_a_load_takes_no_place_of_an_adapter_that_a_request_uses() -> None:
+    """Once the last of its requests is over, it may."""
+    router = Router(Clock())
+    router.report("r0", ["a"], 1, 100.0)
+    (peer,) = router.peers
+    first, second = (asked(router, "a")[0] for _ in range(2))
+    router.leave(first)
+    third, _ = asked(router, "b")
+    assert [*peer.resident] == ["a"]
+    router.leave(third)
+    router.leave(second)
+    asked(router, "c")
+    assert [*peer.resident] == []
 
 
 class Fleet(RuleBasedStateMachine):

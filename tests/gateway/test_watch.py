@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
@@ -14,11 +15,12 @@ from unittest.mock import Mock
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from lora_fs.demo.process import free_port
-from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.errors import InputError, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.gateway import discovery
 from lora_fs.sidecar.gateway import watch as watching
 from lora_fs.sidecar.gateway.address import checked
@@ -29,6 +31,8 @@ from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Seen, Watch
 from lora_fs.sidecar.model import ReplicaStatus
+from lora_fs.sidecar.reconcile.watch.reports import Look
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.server.middleware.access import HEADER
@@ -51,6 +55,14 @@ LIES = {
         '"waiting": 1', '"waiting": 1e999'
     ),
     "a queue that is a list": json.dumps({**TRUE, "queue": [1]}),
+    "no id": json.dumps({**TRUE, "replica": ""}),
+    "an id that is null": json.dumps({**TRUE, "replica": None}),
+    "a time of 20,000 letters": json.dumps(
+        {
+            **TRUE,
+            "lora": {**TRUE["lora"], "loaded_loras": {"a": {"revision": "v1", "last_used": "x" * 20_000}}},
+        }
+    ),
     "adapters that are a list": json.dumps({**TRUE, "lora": {"loaded_loras": ["a"], "lora_capacity": 3}}),
 }
 
@@ -90,6 +102,7 @@ def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
             await until(lambda: not router.peers)
             (seen,) = watch.seen.values()
             assert seen.why.startswith("its /metadata is none: ")
+            assert len(seen.why) < 2 * watching.MOST_TEXT
             told = json.dumps({**TRUE, "model": {"name": "tiny", "served_names": ["tiny", "sql"]}})
             await until(lambda: len(router.peers) == 1)
             assert watch.base_names == {"tiny", "sql"}
@@ -158,13 +171,35 @@ def test_a_token_that_is_replaced_takes_no_replica_out(
     assert len([line for line in caplog.messages if "does not know the gateway's token" in line]) == 1
 
 
-@pytest.mark.parametrize("was_out", ["a request did not reach it", "it is not ready"])
-def test_a_replica_that_restarts_counts_afresh(was_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its failures are forgotten, and so is its cache, also if it was out before it took no connection."""
+class NoNames(AbstractResolver):
+    """A resolver that is out of order."""
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
+        raise OSError(None, "no answer")
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+@pytest.mark.parametrize(
+    ("was_out", "host", "restarts"),
+    [
+        ("a request did not reach it", "127.0.0.1", True),
+        ("it is not ready", "127.0.0.1", True),
+        ("", "r0", False),
+    ],
+)
+def test_a_replica_that_restarts_counts_afresh(
+    was_out: str, host: str, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its failures are forgotten, and so is its cache, also if it was out before it took no connection.
+
+    One whose name is not resolved for now has both still.
+    """
     monkeypatch.setattr(watching, "POLL_S", 0.01)
 
     async def scenario() -> None:
-        url = f"http://127.0.0.1:{free_port()}"  # nobody listens
+        url = f"http://{host}:{free_port()}"  # nobody listens
         router = Router(time.monotonic)
         watch = Watch(router, Given(()), time.monotonic, headers={})
         seen = watch.seen[url] = Seen(url)
@@ -173,7 +208,8 @@ def test_a_replica_that_restarts_counts_afresh(was_out: str, monkeypatch: pytest
         router._prefixes.sent((1, 2), "r0")
         while not router.ejected:
             router.told("r0", Outcome.FAILED)
-        watch.not_reached("r0", was_out)
+        if was_out:
+            watch.not_reached("r0", was_out)
         polled, out = asyncio.Event(), watch._out
 
         def note(*args: Any, **more: Any) -> None:
@@ -181,14 +217,15 @@ def test_a_replica_that_restarts_counts_afresh(was_out: str, monkeypatch: pytest
             polled.set()
 
         monkeypatch.setattr(watch, "_out", note)
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=NoNames())) as session:
             polls = asyncio.create_task(watch._poll(session, seen))
             async with asyncio.timeout(60):
                 await polled.wait()
             polls.cancel()
+        assert "takes no connection" in seen.why
         watch._learn(seen, TRUE, 0.0)
-        assert not router.ejected
-        assert not router._prefixes.found((1, 2), ["r0", "r1"])
+        assert bool(router.ejected) is not restarts
+        assert bool(router._prefixes.found((1, 2), ["r0", "r1"])) is not restarts
 
     asyncio.run(scenario())
 
@@ -207,6 +244,62 @@ def test_two_replicas_that_swap_their_addresses_are_both_in() -> None:
         assert at == {"r0": first.url, "r1": second.url}
     watch._learn(three, {**TRUE, "replica": "r0"}, 0.0)
     assert three.why == f"it is the replica r0, which {two.url} is as well"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_replica_that_starts_anew_at_another_address_counts_afresh(swapped: bool) -> None:
+    """Its old address need not refuse connections first: it may hang, or be another replica's by now."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={})
+    one, two = (Seen(f"http://10.0.0.{number}:1") for number in range(2))
+    watch.seen |= {seen.url: seen for seen in (one, two)}
+    watch._learn(one, {**TRUE, "replica": "r0"}, 0.0)
+    watch._learn(two, {**TRUE, "replica": "r1"}, 0.0)
+    router._prefixes.sent((1, 2), "r1")
+    while not router.ejected:
+        router.told("r1", Outcome.FAILED)
+    if swapped:
+        watch._learn(two, {**TRUE, "replica": "r0"}, 0.0)
+    else:
+        watch._out(two, "it does not answer")
+    watch._learn(one, {**TRUE, "replica": "r1"}, 0.0)
+    watch._learn(two, {**TRUE, "replica": "r0"}, 0.0)
+    assert watch.ready == {"r0", "r1"}
+    assert not router.ejected
+    assert not router._prefixes.found((1, 2), ["r0", "r1"])
+
+
+def test_replicas_that_come_and_go_leave_no_ids_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod has an id of its own. The newest stay: a call may be under way at one that just left."""
+    monkeypatch.setattr(watching, "MOST_IDS", 10)
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={})
+    stays, comes = Seen("http://10.0.0.0:1"), Seen("http://10.0.0.1:1")
+    watch.seen |= {seen.url: seen for seen in (stays, comes)}
+    for number in range(100):
+        watch._learn(stays, TRUE, 0.0)
+        watch._learn(comes, {**TRUE, "replica": f"pod-{number}"}, 0.0)
+    assert len(watch._holders) == 10
+    assert (watch.url_of("r0"), watch.url_of("pod-95")) == (stays.url, comes.url)
+
+
+def test_a_replica_that_is_not_ready_has_its_id() -> None:
+    """Also at an address that was another one's."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(()), time.monotonic, headers={})
+    watch.seen["http://10.0.0.0:1"] = seen = Seen("http://10.0.0.0:1")
+    for replica in ("r0", "r1"):
+        watch._learn(seen, {**TRUE, "replica": replica, "ready": False}, 0.0)
+        assert (seen.name, seen.why, watch.ready) == (replica, "it is not ready", frozenset())
+
+
+def test_what_a_replica_held_before_it_was_out_says_no_digest() -> None:
+    """The adapter may have another revision since."""
+    watch = Watch(Router(time.monotonic), Given(()), time.monotonic, headers={})
+    watch.seen["u0"] = Seen("u0", "r0", "it is not ready", digests={"a": "old"})
+    assert watch.digest_of("a") == "a"
+    watch.seen["u1"] = Seen("u1", "r1", "", digests={"a": "new"})
+    assert watch.digest_of("a") == "new"
 
 
 @pytest.mark.parametrize("given", [None, "tiny"])
@@ -269,6 +362,42 @@ def test_a_replica_that_writes_a_wrong_address_disturbs_no_other(url: str, tmp_p
     assert "address" in why
     assert len(told) + len(why) < 2000
     assert JSONResponse({told: why}).body
+
+
+def test_a_look_at_a_slow_registry_counts_once_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look reads only what changed since: what came, and what went, would never be known."""
+
+    async def scenario(layout: Layout) -> None:
+        registered, answers = Registered(layout, "tiny"), threading.Event()
+        look = registered._reports.look
+
+        def slow(own: str) -> Look:
+            seen = look(own)
+            answers.wait()
+            return seen
+
+        async def in_vain() -> None:
+            answers.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(discovery, "READ_S", 0.01)
+                with pytest.raises(VolumeUnavailable, match=r"are not read: no answer in 0\.01 s"):
+                    await registered.find()
+            answers.set()
+
+        monkeypatch.setattr(registered._reports, "look", slow)
+        for replica in ("r0", "r1"):
+            status = ReplicaStatus(replica=replica, model="tiny", namespaces=(), url=f"http://{replica}:8001")
+            layout.replica(replica).write_bytes(seal(status))
+        await in_vain()
+        assert set(await registered.find()) == {"http://r0:8001", "http://r1:8001"}
+        layout.replica("r1").unlink()
+        await in_vain()
+        assert set(await registered.find()) == {"http://r0:8001"}
+
+    with closing(Registry(tmp_path, create=True)) as registry:
+        asyncio.run(scenario(registry.layout))
 
 
 @pytest.mark.parametrize("host", ["\0", "r\0x", "\ud800", "[\0]"], ids=ascii)

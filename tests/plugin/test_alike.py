@@ -32,9 +32,7 @@ INPUTS = 16
 PARTS = ["q_proj", "k_proj", "v_proj"]
 SHAPES = {"m.qkv_proj": Shape(INPUTS, (24, 8, 8)), "m.o_proj": Shape(INPUTS, (16,))}
 
-PATTERNS = pytest.mark.since(
-    "0.32", "rank_pattern and alpha_pattern are ignored before it: such an adapter is refused"
-)
+PATTERNS = pytest.mark.since("0.32", "rank_pattern and alpha_pattern are ignored before it, and refused")
 
 
 class Linear(BaseLinearLayerWithLoRA):  # type: ignore[misc]

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.errors import SourceUnavailable, WaitTimeout
-from lora_fs.sidecar.reconcile.admin.fetch_jobs import KEPT_S, MOST_KNOWN, Busy, Downloads, begun
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import (
+    AT_ONCE,
+    KEPT_S,
+    MOST_KNOWN,
+    SHARE,
+    Busy,
+    Downloads,
+    begun,
+)
 from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
 
 pytestmark = pytest.mark.anyio
@@ -84,26 +92,52 @@ async def test_an_outcome_that_nobody_fetched(stands: bool) -> None:
     assert found == ["outcome 1" if stands else "outcome 2"] * 2
 
 
-async def abandon(downloads: Downloads[str], name: str, call: Callable[..., str]) -> None:
+async def abandon(
+    downloads: Downloads[str], name: str, call: Callable[..., str], namespace: str = "default"
+) -> None:
     """Ask for a download and leave before it ends."""
     downloads.wait_s = 0.0
     with pytest.raises(WaitTimeout):
-        await downloads.run(("scope", name), begun(name, "default", "hf://a"), call)
+        await downloads.run((namespace, name), begun(name, namespace, "hf://a"), call)
     downloads.wait_s = BOUND_S
 
 
 async def test_what_ended_is_not_under_way() -> None:
-    """Any number of outcomes that nobody collected leave room for new downloads; running ones do not."""
+    """Any number of outcomes that nobody collected leave room for new downloads; running ones do not.
+
+    Another namespace's downloads take no room of these.
+    """
     downloads, go = Downloads[str](wait_s=BOUND_S), threading.Event()
     ended = asyncio.Semaphore(0)
     downloads.wake = lambda: None if downloads.under_way() else ended.release()
     for number in range(MOST_KNOWN):
         await abandon(downloads, f"a{number}", lambda *_: "done" if go.wait(BOUND_S) else "late")
-    with pytest.raises(Busy, match=f"{MOST_KNOWN} downloads are under way"):
+    with pytest.raises(Busy, match=f"{MOST_KNOWN} downloads of namespace default are under way"):
         await downloads.run(("scope", "b"), begun("b", "default", "hf://b"), lambda *_: "done")
+    await abandon(downloads, "c", lambda *_: "done" if go.wait(BOUND_S) else "late", "other")
     go.set()
     await ended.acquire()
     assert await downloads.run(("scope", "b"), begun("b", "default", "hf://b"), lambda *_: "done") == "done"
+
+
+async def test_slow_sources_of_a_namespace_leave_threads_to_others() -> None:
+    """One namespace has SHARE downloads at once; a free place of its own goes to its next one."""
+    downloads, go = Downloads[str](wait_s=BOUND_S, share=SHARE), threading.Event()
+    running = threading.Semaphore(0)
+
+    def slow(*_: object) -> str:
+        running.release()
+        return "done" if go.wait(BOUND_S) else "late"
+
+    for number in range(AT_ONCE + 1):
+        await abandon(downloads, f"a{number}", slow)
+    what, told = ("other", "b"), begun("b", "other", "hf://b")
+    assert await downloads.run(what, told, lambda *_: "fetched") == "fetched"
+    assert [running.acquire(timeout=BOUND_S) for _ in range(SHARE)] == [True] * SHARE
+    assert not running.acquire(blocking=False)
+    go.set()
+    last = ("default", f"a{AT_ONCE}")
+    assert await downloads.run(last, begun(last[1], "default", "hf://a"), slow) == "done"
 
 
 async def test_an_old_failure_is_not_an_answer() -> None:
@@ -121,5 +155,5 @@ async def test_an_old_failure_is_not_an_answer() -> None:
     go.set()
     await ended.wait()
     now[0] += KEPT_S + 1
-    what, told = ("scope", "a"), begun("a", "default", "hf://a")
+    what, told = ("default", "a"), begun("a", "default", "hf://a")
     assert await downloads.run(what, told, lambda *_: "registered") == "registered"

@@ -36,6 +36,13 @@ def test_all_replicas_agree_on_the_homes(names: set[str], adapter: str, homes: i
     assert len(chosen) == min(homes, len(names))
 
 
+def test_the_order_is_the_same_in_every_version() -> None:
+    """Replicas and gateways of two versions stand side by side during an upgrade."""
+    names = [f"r{number}" for number in range(4)]
+    assert rendezvous("support", names) == ["r1", "r2", "r0", "r3"]
+    assert rendezvous("billing", names) == ["r0", "r1", "r2", "r3"]
+
+
 @given(NAMES, st.integers(1, 3))
 def test_a_replica_that_goes_moves_only_its_own_adapters(names: set[str], homes: int) -> None:
     """Without one replica, the homes of adapters that it was no home of are the same."""
@@ -97,8 +104,9 @@ def test_a_copy_elsewhere_is_kept_until_its_place_is_needed(kind: PolicyKind, pa
 def test_a_label_that_is_no_number_counts_as_none(text: str, default: int) -> None:
     """Whatever the label says, an adapter has from 1 to 10,000 homes."""
     assert 1 <= homes_of({"replicas": text}, default) <= 10_000
-    assert homes_of({}, default) == homes_of({"replicas": "x"}, default) == default
-    assert homes_of({"replicas": "3"}, default) == 3
+    for none in ("x", "0", "10001", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 5000):
+        assert homes_of({"replicas": none}, default) == homes_of({}, default) == default
+    assert (homes_of({"replicas": "1"}, default), homes_of({"replicas": "10000"}, default)) == (1, 10_000)
 
 
 @pytest.mark.anyio

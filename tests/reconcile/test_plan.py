@@ -268,6 +268,15 @@ def test_nobody_gives_way_below_its_share(
     assert len(unload) == min(max(0, len(resident) - capacity), sum(not e.in_flight for e in resident))
 
 
+def test_free_places_go_to_who_has_least_for_its_weight() -> None:
+    """What is loaded counts: ``b`` has none, and catches up before ``a`` gets one more."""
+    held = [Resident(f"a{n}", RECORD, True, 0, 0.0, Policy(), "a") for n in range(2)]
+    eager = Policy(kind=PolicyKind.EAGER)
+    wanting = [Absent(f"{tenant}{n}", eager, True, tenant) for tenant in "ab" for n in range(7, 10)]
+    assert decide(held, wanting, 5, {"a": 1}).load == ("b7", "b8", "a7")
+    assert decide(held, wanting, 5, {"a": 3}).load == ("a7", "b7", "a8")
+
+
 copies = st.lists(
     st.builds(
         Resident,

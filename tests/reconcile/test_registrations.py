@@ -20,8 +20,9 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.admin import service
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import AT_ONCE, SHARE
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
@@ -116,7 +117,7 @@ async def test_a_load_whose_pointer_was_not_written_is_repeated(
         with pytest.raises(VolumeUnavailable):
             await site.http.register(request, "test")
     assert (site.serves(), site.revisions()) == (None, {"v1"})
-    record, _ = await site.http.register(request, "test")
+    record = (await site.http.register(request, "test")).record
     assert (record.revision, site.serves()) == ("v1", "v1")
     with pytest.raises(Conflict, match="already been loaded"):
         await site.http.register(request, "test")
@@ -125,9 +126,9 @@ async def test_a_load_whose_pointer_was_not_written_is_repeated(
 async def test_taking_back_leaves_what_was_promoted_since(site: Site) -> None:
     """Another client's revision stays the one that is served; ours is withdrawn."""
     site.put(1)
-    _, undo = await site.http.register(site.request(2), "test")
+    loaded = await site.http.register(site.request(2), "test")
     site.put(3)
-    await undo()
+    await site.http.undo(loaded, "test")
     assert (site.serves(), site.revisions()) == ("v3", {"v1", "v3"})
 
 
@@ -137,9 +138,9 @@ async def test_taking_back_restores_what_was_served(site: Site) -> None:
     seen = site.volume.desired
     site.put(2)
     site.volume.desired = seen
-    _, undo = await site.http.register(site.request(3), "test")
+    loaded = await site.http.register(site.request(3), "test")
     for _ in range(2):
-        await undo()
+        await site.http.undo(loaded, "test")
         assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
 
 
@@ -147,9 +148,9 @@ async def test_taking_back_restores_what_was_served(site: Site) -> None:
 async def test_taking_back_what_was_registered_before(site: Site, active: bool, serves: str | None) -> None:
     """It stays registered, and served only if it was."""
     site.put(1, activate=active)
-    _, undo = await site.http.register(site.request(1), "test")
+    loaded = await site.http.register(site.request(1), "test")
     assert site.serves() == "v1"
-    await undo()
+    await site.http.undo(loaded, "test")
     assert (site.serves(), site.revisions()) == (serves, {"v1"})
 
 
@@ -169,10 +170,10 @@ async def test_taking_back_leaves_what_is_tried_and_the_way_back(
         ("v1", ("v2", None, None)),
     ):
         request = LoadRequest("a", url, True) if remote else site.request(4)
-        _, undo = await site.http.register(request, "test")
+        loaded = await site.http.register(request, "test")
         if withdrawn is not None:
             release.unregister(site.registry, SCOPE, "a", revision=withdrawn, writer="ci")
-        await undo()
+        await site.http.undo(loaded, "test")
         pointer = release.active(site.registry, SCOPE, "a")
         assert pointer is not None
         canary = pointer.canary.revision if pointer.canary is not None else None
@@ -192,7 +193,7 @@ async def test_taking_back_leaves_what_another_replica_acknowledged(
     site.put(1)
     if known:
         site.put(2, activate=False)
-    record, undo = await site.http.register(site.request(2), "a")
+    loaded = await site.http.register(site.request(2), "a")
     if late:
         real = release.present_revisions
 
@@ -204,18 +205,18 @@ async def test_taking_back_leaves_what_another_replica_acknowledged(
 
         monkeypatch.setattr(release, "present_revisions", overtaken)
     else:
-        again, _ = await site.http.register(site.request(2), "b")
-        assert again.key == record.key
-    await undo()
+        again = (await site.http.register(site.request(2), "b")).record
+        assert again.key == loaded.record.key
+    await site.http.undo(loaded, "a")
     assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
 
 
 async def test_taking_back_leaves_what_a_person_promoted(site: Site) -> None:
     """Also where the name served that revision already: the promote was acknowledged."""
     site.put(1)
-    _, undo = await site.http.register(site.request(2), "a")
+    loaded = await site.http.register(site.request(2), "a")
     release.promote(site.registry, SCOPE, "a", "v2", writer="ci")
-    await undo()
+    await site.http.undo(loaded, "a")
     assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
 
 
@@ -223,7 +224,7 @@ async def test_what_comes_before_the_withdrawal_is_registered_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B is acknowledged between A's last look and A's tombstone: the revision is present again."""
-    _, undo = await site.http.register(site.request(2), "a")
+    loaded = await site.http.register(site.request(2), "a")
     append = Registry.append
 
     def overtaken(self: Registry, series: Any, change: Any, **more: Any) -> Any:
@@ -239,7 +240,7 @@ async def test_what_comes_before_the_withdrawal_is_registered_again(
         return append(self, series, late, **more)
 
     monkeypatch.setattr(Registry, "append", overtaken)
-    await undo()
+    await site.http.undo(loaded, "a")
     assert (site.serves(), site.revisions()) == ("v1", {"v1"})
 
 
@@ -247,13 +248,13 @@ async def test_an_undo_that_fails_hides_no_reason(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who takes a load back tells why the engine refused it; that it could not be taken back is logged."""
-    _, undo = await site.http.register(site.request(2), "a")
+    loaded = await site.http.register(site.request(2), "a")
 
     def full(*_: object, **__: object) -> None:
         raise VolumeUnavailable("no space left on device")
 
     monkeypatch.setattr(Registry, "append", full)
-    await undo()
+    await site.http.undo(loaded, "a")
     assert "a was refused by the engine and stays registered: no space left" in caplog.text
 
 
@@ -268,9 +269,21 @@ async def test_what_was_registered_while_nobody_waited_is_taken_back(site: Site,
     site.http.downloads.wake = ended.set
     await asyncio.wait_for(ended.wait(), BOUND_S)
     assert site.serves() == "v2"
-    _, undo = await site.http.register(request, "test")
-    await undo()
+    loaded = await site.http.register(request, "test")
+    await site.http.undo(loaded, "test")
     assert (site.serves(), site.revisions()) == ("v1", {"v1"})
+
+
+@pytest.mark.parametrize(("others", "share"), [((), AT_ONCE), ((Scope("other", SCOPE.model),), SHARE)])
+def test_a_namespace_among_others_has_a_share_of_the_downloads(
+    site: Site, others: tuple[Scope, ...], share: int
+) -> None:
+    """Alone it has all of them."""
+    scopes = (SCOPE, *others)
+    http = Registrations(
+        site.registry, scopes, site.volume, Expectation(), allowed_sources=(), timeout_s=BOUND_S
+    )
+    assert http.downloads.share == share
 
 
 async def test_a_volume_that_hangs_takes_so_many_threads(
@@ -305,6 +318,7 @@ async def test_an_upload_that_finds_no_thread_leaves_nothing(
     """Who is told that nothing was begun, and repeats it, does not fill the volume."""
     monkeypatch.setattr(service, "AT_ONCE", 1)
     site, hang, begun = Site(tmp_path, timeout_s=0.2), threading.Event(), threading.Event()
+    site.http.uploads.volume_s = BOUND_S  # a busy machine may take longer than that for a part of it
 
     def stuck() -> None:
         begun.set()

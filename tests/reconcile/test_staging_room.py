@@ -171,6 +171,15 @@ async def test_the_least_recently_used_gives_way(make_pod: MakePod) -> None:
     assert "Evicted: its copy makes room for d" in told
 
 
+async def test_no_more_go_than_it_takes(make_pod: MakePod) -> None:
+    """Where the folder holds two copies to the byte, a third takes the place of one."""
+    pod = make_pod(2, "abc")
+    pod.stager.max_bytes = 2 * pod.size
+    await pod.rig.settle()
+    await pod.use("a", "b", "c")
+    assert pod.loaded == pod.staged == {"b", "c"}
+
+
 async def test_copies_stay_while_their_adapters_are_registered(
     make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,11 +472,14 @@ async def test_who_waits_in_vain_is_told_of_the_room(
 
 
 async def test_room_that_others_take_is_not_looked_for_for_ever(make_pod: MakePod) -> None:
-    """A request looks as long as it is there; a pinned adapter without one gives up after its time."""
+    """A request looks as long as it is there; a pinned adapter without one gives up after its time,
+    or where nobody can go.
+    """
     pod = make_pod(1)
     record = pod.put("a", Policy(kind=PolicyKind.PINNED))
     room, now = pod.rig.replica._room, asyncio.get_running_loop().time()
     assert await room.find(record, 0, now)
+    assert not await room.find(record, 1 << 40, now)
     assert not await room.find(record, 0, now - TRY_S - 1)
     with room.asked(pod.served("a")):
         assert await room.find(record, 0, now - TRY_S - 1)

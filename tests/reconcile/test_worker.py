@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from lora_fs.sidecar.model import AdapterKey, Phase, Policy, PolicyKind, Replica
 from lora_fs.sidecar.reconcile import status_file
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -155,6 +156,32 @@ async def test_an_unload_that_fails_waits_out_growing_delays(make_rig: MakeRig) 
     rig.clock.now += 16
     await rig.settle()
     assert rig.engine.adapters == {}
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["cancelled", "ended as it was cancelled"])
+async def test_a_replica_that_ends_begins_nothing_more(ends: bool) -> None:
+    """Its call under way is cancelled, and what waits for that one's place never begins."""
+    workers, begun = Workers({Kind.UNLOAD: 1, Kind.LOAD: 1}), list[str]()
+
+    def hang(name: str) -> Work:
+        async def work() -> None:
+            begun.append(name)
+            with suppress(asyncio.CancelledError) if ends else nullcontext():
+                await asyncio.Event().wait()
+
+        return work
+
+    failures = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    workers.follow({Kind.LOAD: {"a": hang("a"), "b": hang("b")}})
+    await asyncio.sleep(0)
+    [running] = (task for task in asyncio.all_tasks() if task.get_name() == "load a")
+    workers.stop()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.wait({running})
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (begun, failures) == (["a"], [])
 
 
 async def test_a_worker_that_breaks(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -313,6 +314,23 @@ def test_gc_goes_on_after_what_it_may_not_remove(
     fail(monkeypatch, call, errno.EACCES, when=lambda path, *_, **__: Path(path) == target)
     assert collect(gc.find(registry, scope, frozenset(), 0)).keys() == stays
     assert {path for path in (*left, first, second) if path.exists()} == stays
+
+
+@pytest.mark.parametrize("nth", range(5))
+def test_a_leftover_that_cannot_be_looked_at_stops_no_gc(
+    registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Whichever look at it fails, gc removes the rest."""
+    left, looks = registry.layout.root / ".tmp-dead", itertools.count()
+    left.touch()
+
+    def is_due(path: object, *_: object, **__: object) -> bool:
+        return path == left and next(looks) == nth
+
+    fail(monkeypatch, "stat", errno.EIO, when=is_due)
+    kept = collect(gc.find(registry, key.scope, frozenset(), 0))
+    assert all(isinstance(error, VolumeUnavailable) for error in kept.values())
+    assert not registry.layout.artifact(key).exists()
 
 
 def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: AdapterKey) -> None:

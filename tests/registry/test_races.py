@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,15 @@ def test_a_withdrawal_beside_a_promotion(two: Site, monkeypatch: pytest.MonkeyPa
     view.refresh()
     newest = release.active(two.registry, two.scope, "a")
     assert view.desired.pointers[two.scope, "a"] == newest, "a reader that saw the pointer sees the next one"
+
+
+def test_a_withdrawal_beside_a_registration(two: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new revision that goes before its name serves it leaves the name what it served."""
+    gone = partial(release.unregister, two.registry, two.scope, "a", revision="v3", writer="other")
+    before_append(monkeypatch, gone, to="Pointer")
+    with pytest.raises(NotFound, match="somebody withdrew it meanwhile"):
+        two.put(3)
+    assert two.state() == ("v2", {"v1", "v2"})
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one goes", "both go"])

@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.lifecycle.retention import Revision, beyond
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from tests.registry.conftest import write_adapter
 from tests.registry.test_operations import before_append, put, served
 
@@ -116,7 +117,10 @@ def test_gc_withdraws_and_a_day_later_removes(registry: Registry, scope: Scope, 
     assert [item.path.parent.name for item in garbage] == ["v4", "v3", "v2", "v1"]
     assert all(item.size_bytes > 500 and "keeps 3 revisions" in item.why for item in garbage)
     assert set(release.present_revisions(registry, scope, "a1")) == set(many)  # so far nothing happened
+    view = RegistryView(registry, (scope,))
+    view.refresh()
     collect(garbage)
+    assert view.refresh(), "readers learn of it by HEAD"
     assert set(release.present_revisions(registry, scope, "a1")) == {"v5", "v6", "v7"}
     assert served(registry, scope) == {"a1": "v7"}
     assert gc.find(registry, scope, frozenset(), DAY_S) == []  # tombstones of today
@@ -146,6 +150,19 @@ def test_what_was_written_today_stays(registry: Registry, scope: Scope, many: li
     label = amend.with_labels({"look": "again"})
     amend.amend(registry, scope, "a1", [label], writer="test", revision="v1")
     assert withdrawn(registry, scope) == ["v2", "v3", "v4"]
+
+
+def test_what_changed_since_the_look_stays(registry: Registry, scope: Scope, many: list[str]) -> None:
+    """A revision that somebody pins or promotes after gc found it is never withdrawn."""
+    amend.keep_revisions(registry, scope, "a1", 5, writer="test")
+    garbage = gc.find(registry, scope, frozenset(), DAY_S)
+    assert [item.path.parent.name for item in garbage] == ["v2", "v1"]
+    pinned = amend.with_policy(Policy(), {"kind": PolicyKind.PINNED})
+    amend.amend(registry, scope, "a1", [pinned], writer="test", revision="v1")
+    release.promote(registry, scope, "a1", "v2", writer="test")
+    collect(garbage)
+    present = release.present_revisions(registry, scope, "a1")
+    assert {name: record.generation for name, record in present.items()} == dict.fromkeys(many, 1) | {"v1": 2}
 
 
 def test_promoted_at_the_last_moment(

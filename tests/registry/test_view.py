@@ -332,6 +332,10 @@ def test_a_file_that_never_answers_stops_no_start(
     clock.now += RETRY_MOST_S
     fresh.refresh()
     assert (len(names(fresh)), len(fresh.desired.problems)) == (there, 0)
+    change_marker(registry.layout.root, epoch=2)  # a restore: the next look is a first one, and waits, too
+    fail(monkeypatch, "open", errno.EIO, times=EVERY_TRY, when=lambda path, *_: str(path) in records)
+    with pytest.raises(VolumeUnavailable, match="cannot open"):
+        fresh.refresh(force=True)
 
 
 def test_pointers_that_vanish_freeze_as_records_do(eight: Registry, scope: Scope) -> None:

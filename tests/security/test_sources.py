@@ -78,7 +78,7 @@ async def test_what_is_fetched(registry: Registry, scope: Scope, web: WebServer,
             with pytest.raises(InputError, match="LORA_FS_ALLOWED_REMOTES"):
                 await http.register(LoadRequest(f"no-{number}", source), "test")
     assert {path for path, _, _ in web.asked} == {"/loras/away.tar", "/loras/up.tar"}
-    record, _ = await over_http(registry, scope, here).register(LoadRequest("yes", url), "test")
+    record = (await over_http(registry, scope, here).register(LoadRequest("yes", url), "test")).record
     assert record.spec.source.uri == url
 
 
@@ -218,7 +218,8 @@ async def test_what_is_unpacked(registry: Registry, scope: Scope, web: WebServer
             await http.register(LoadRequest(f"bad-{number}", web.put(f"/{number}.tar", data)), "test")
         with pytest.raises(InputError):
             await http.upload(Upload(f"sent-{number}", _chunks(data)), "test")
-    fetched, _ = await http.register(LoadRequest("fetched", web.put("/a.tar", tar_of(made))), "test")
+    loaded = await http.register(LoadRequest("fetched", web.put("/a.tar", tar_of(made))), "test")
+    fetched = loaded.record
     sent = await http.upload(Upload("sent", _chunks(tar_of(made))), "test")
     for record in (fetched, sent.record):
         folder = registry.layout.resolve(record.spec.path)

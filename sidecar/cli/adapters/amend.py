@@ -17,7 +17,12 @@ from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
 @command()
 @parameters.name
 @parameters.revision_option()
-@click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
+@click.option(
+    "--priority",
+    type=parameters.PRIORITY,
+    metavar="N",
+    help="Greater stays where not all pinned ones have room",
+)
 @parameters.changes
 @click.pass_obj
 def pin(
@@ -71,7 +76,9 @@ def unpin(
     help="When it is in the engine; default: as each sidecar is set",
 )
 @click.option("--ttl", type=Duration(whole=True), help="Idle time of a lazy adapter: 90s, 15m, 1h")
-@click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater loads first")
+@click.option(
+    "--priority", type=parameters.PRIORITY, metavar="N", help="Eager and pinned: greater loads first"
+)
 @click.option(
     "--label",
     multiple=True,

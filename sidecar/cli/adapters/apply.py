@@ -65,6 +65,7 @@ def apply(
       lora-fs apply -f adapters.yaml --prune --owner team-a
     """
     from lora_fs.sidecar.cli.declared.carrying import Carrying
+    from lora_fs.sidecar.cli.declared.documents import OWNER
     from lora_fs.sidecar.cli.declared.reading import read
 
     default = _scope(context)
@@ -73,8 +74,10 @@ def apply(
     if not found.declared and not found.problems:
         raise InputError(f"no document in {', '.join(files)}")
     carrying = Carrying(context, owner, dry_run=dry_run)
+    scopes = {one.scope for one in found.declared} | ({default} if default is not None else set())
+    elsewhere = sorted(set(context.backend.scopes()) - scopes) if prune else []
     if found.declared:
-        carrying.look({one.scope for one in found.declared} | ({default} if default is not None else set()))
+        carrying.look(scopes)
     whole = not found.problems and not carrying.unreadable
     with context.kept_open():
         rows: list[Row] = []
@@ -92,6 +95,12 @@ def apply(
         complain(str(problem))
     if prune and not whole:
         complain("nothing was pruned: not every document, or not every record, could be read")
+    elif elsewhere:
+        places = ", ".join(map(str, elsewhere[:5])) + " …" * (len(elsewhere) > 5)
+        complain(
+            f"--prune did not look in {places}, for which there is no document: "
+            f"`lora-fs list -A -l {OWNER}={owner}` shows what is left there"
+        )
     if context.wait_s is not None and not dry_run:
         _wait(context, rows, context.wait_s)
     if problems or carrying.unreadable:

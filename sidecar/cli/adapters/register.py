@@ -7,7 +7,7 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.options.values import Duration, labels
+from lora_fs.sidecar.cli.options.values import Duration, labels, text
 from lora_fs.sidecar.cli.options.waiting import follow
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
@@ -20,7 +20,9 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 @click.option(
     "--revision", metavar="R", callback=parameters.segment("revision"), help="[default: the next vN]"
 )
-@click.option("--base-model", metavar="ID", help="What it was made for, when its config does not say")
+@click.option(
+    "--base-model", metavar="ID", callback=text, help="What it was made for, when its config does not say"
+)
 @click.option(
     "--policy",
     type=click.Choice([kind.value for kind in PolicyKind]),
@@ -34,7 +36,7 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 )
 @click.option(
     "--priority",
-    type=int,
+    type=parameters.PRIORITY,
     metavar="N",
     help="Eager and pinned: greater loads first [default: 0]",
 )

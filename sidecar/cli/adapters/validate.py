@@ -7,7 +7,7 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format, shown_bytes
+from lora_fs.sidecar.cli.output import Format, counted, shown_bytes
 from lora_fs.sidecar.cli.progress import reading
 from lora_fs.sidecar.errors import InvalidAdapter
 from lora_fs.sidecar.reconcile.limits import with_fleet
@@ -48,10 +48,10 @@ def validate_folder(context: Context, path: str, allow: tuple[str, ...], output:
         if not report.ok:
             raise click.exceptions.Exit(5)
         return
-    if not report.ok:
-        raise InvalidAdapter(str(folder), report.findings)
-    for finding in report.findings:
+    for finding in report.warnings:
         context.say(f"warning: {finding.render()}")
+    if not report.ok:
+        raise InvalidAdapter(str(folder), report.errors)
     context.say(f"{path} can be served: {_measures(report, output)}")
 
 
@@ -59,8 +59,7 @@ def _measures(report: Report, output: Format) -> str:
     """The size of the files that an engine reads, the rank and the modules; ``wide`` names them."""
     parts = [shown_bytes(report.size_bytes)]
     if (shape := report.shape) is not None:
-        count = len(shape.target_modules)
-        parts += [f"rank {shape.rank}", f"{count} target module{'' if count == 1 else 's'}"]
+        parts += [f"rank {shape.rank}", counted(len(shape.target_modules), "target module")]
         if output is Format.WIDE:
             parts[-1] += f" ({', '.join(shape.target_modules)})"
             parts += [f"alpha {shape.alpha:g}", shape.dtype]

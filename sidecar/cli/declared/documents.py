@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lora_fs.sidecar.model import Pointer, PolicyKind, Record
+from lora_fs.sidecar.model import Pointer, PolicyKind, Priority, Record
 from lora_fs.sidecar.model.names import Digest, LabelKey, Segment
 
 OWNER: Final = "lora-fs/owner"  # the label that tells who applied a revision
@@ -37,7 +37,7 @@ class DocumentPolicy(_Said):
 
     kind: Annotated[PolicyKind | None, Field(strict=False)] = Field(None, description="Null: as it is")
     ttlSeconds: int | None = Field(None, ge=1, description="Idle seconds, after which a lazy one goes")
-    priority: int | None = Field(None, description="Eager and pinned: greater loads first")
+    priority: Priority | None = Field(None, description="Eager and pinned: greater loads first")
 
 
 class DocumentSpec(_Said):

@@ -16,7 +16,7 @@ from lora_fs.sidecar.cli.look.listing import check_registered
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format, complain
+from lora_fs.sidecar.cli.output import Format, complain, put
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import Event, Scope
 
@@ -137,7 +137,7 @@ def _follow(context: Context, backend: Backend, wanted: Wanted, told: list[Told]
         if output.for_people:
             context.say("  ".join(one.cells()))
         elif output is Format.JSON:
-            click.echo(json.dumps(_plain(one)))
+            put(json.dumps(_plain(one)))
         else:
             context.printed(_plain(one), output, [one.adapter])
 

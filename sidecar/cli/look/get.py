@@ -9,7 +9,7 @@ from lora_fs.sidecar.cli.look.show import show
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format, as_yaml
+from lora_fs.sidecar.cli.output import Format, as_yaml, put
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
@@ -82,7 +82,7 @@ def _write_documents(
             for name in sorted(chosen)
         ]
     if documents:
-        click.echo(as_yaml(documents))
+        put(as_yaml(documents))
 
 
 COMMANDS = (get,)

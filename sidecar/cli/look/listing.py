@@ -11,7 +11,7 @@ import click
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
-from lora_fs.sidecar.cli.output import Format, complain, shown_bytes, shown_time
+from lora_fs.sidecar.cli.output import Format, complain, counted, shown_bytes, shown_time
 from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
@@ -132,7 +132,7 @@ def _list(
         context.nothing_in(scopes)
     elif not rows:
         where = ", ".join(map(str, scopes))
-        complain(f"no adapter matches ({len(everything)} revisions are registered in {where})")
+        complain(f"no adapter matches (in {where}: {counted(len(everything), 'revision')})")
 
 
 def _order(record: Record) -> tuple[str, str, list[tuple[int, str]]]:

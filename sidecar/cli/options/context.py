@@ -213,7 +213,7 @@ class Context:
             for name in names:
                 output.say(name)
         else:
-            click.echo(output.document(value, form))
+            output.put(output.document(value, form))
         return True
 
 

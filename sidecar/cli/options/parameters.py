@@ -7,7 +7,7 @@ soon, it proposes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from lora_fs.sidecar.cli.options.command import Setting, output_option
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration
-from lora_fs.sidecar.model import check_segment
+from lora_fs.sidecar.model import MOST_PRIORITY, check_segment
 
 if TYPE_CHECKING:
     from lora_fs.sidecar.cli.backends.port import Backend
@@ -94,6 +94,7 @@ def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 output = output_option
+PRIORITY: Final = click.IntRange(-MOST_PRIORITY, MOST_PRIORITY)
 create = click.option(
     "--create",
     cls=Setting,

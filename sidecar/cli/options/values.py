@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.quantities import bytes_of, has_unit, seconds_of
 
 NONE: Final = "none"  # in place of a number: no limit
@@ -115,24 +116,33 @@ def stdin(what: str) -> BinaryIO:
     return sys.stdin.buffer
 
 
+def text(_: object, __: object, value: str | None) -> str | None:
+    """Refuse bytes that are no UTF-8. No record can hold them, which turns out after the files are copied."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{printable(str(value))} is no text in UTF-8") from None
+    return value
+
+
 def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
     """Parse ``key=value``, any number of times."""
-    pairs = [item.partition("=") for item in value]
+    pairs = [str(text(_, __, item)).partition("=") for item in value]
     if any(not key or not equals for key, equals, _value in pairs):
         raise click.BadParameter("write it as key=value")
-    return {key: text for key, _equals, text in pairs}
+    return {key: told for key, _equals, told in pairs}
 
 
 def labels_or_none(_: object, __: object, value: tuple[str, ...]) -> dict[str, str | None]:
     """Parse ``key=value``, and ``key-`` for a label to remove, any number of times."""
     found: dict[str, str | None] = {}
     for item in value:
-        key, equals, text = item.partition("=")
+        key, equals, told = str(text(_, __, item)).partition("=")
         if not equals and item.endswith("-"):
             key = item[:-1]
         elif not equals:
             key = ""
         if not key:
             raise click.BadParameter("write it as key=value, or key- to take it away")
-        found[key] = text if equals else None
+        found[key] = told if equals else None
     return found

@@ -17,7 +17,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration, Place, labels, stdin
-from lora_fs.sidecar.cli.output import Format, complain, unread
+from lora_fs.sidecar.cli.output import Format, complain, counted, shown_bytes, unread
 from lora_fs.sidecar.cli.volume.incoming import How, from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
@@ -29,7 +29,8 @@ from lora_fs.sidecar.registry.volume.atomic import explained
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")
-# What a dry run says to people; scripts get ``dry_run`` and the outcome.
+# What people read; scripts get ``dry_run`` and the outcome.
+DID = {"restore": "restored"}
 WOULD = {
     "registered": "would register",
     "restored": "would restore",
@@ -83,10 +84,12 @@ def export_registry(
     counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
     told = {"file": str(file), **counts, "size_bytes": done.size_bytes, "left_out": done.left_out}
     if not streams and not context.printed(told, output, [str(file)]):
-        files = f", the files of {done.adapters} ({done.size_bytes} bytes)" if artifacts else ", no files"
-        context.say(f"exported {done.records} records, {done.pointers} names{files} to {file}")
+        of = f"the files of {counted(done.adapters, 'adapter')} ({shown_bytes(done.size_bytes)})"
+        named = f"{counted(done.records, 'record')}, {counted(done.pointers, 'name')}"
+        context.say(f"exported {named}, {of if artifacts else 'no files'} to {file}")
     if done.left_out:
-        raise OperatorError(f"{len(done.left_out)} things are not in the export; `lora-fs fsck` says more")
+        left_out = counted(len(done.left_out), "thing")
+        raise OperatorError(f"the export lacks {left_out}; `lora-fs fsck` says more")
 
 
 @command("import")
@@ -180,16 +183,18 @@ def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: 
     for problem in lost:
         complain(problem)
     if lost:
-        raise OperatorError(f"{len(lost)} adapters have no files")
+        raise OperatorError(f"without files: {counted(len(lost), 'adapter')}")
 
 
 def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: Format) -> None:
     if context.printed({"dry_run": dry_run, "items": rows}, output, [row["what"] for row in rows]):
         return
-    done = [WOULD.get(row["outcome"], row["outcome"]) if dry_run else row["outcome"] for row in rows]
+    words = WOULD if dry_run else DID
+    done = [words.get(row["outcome"], row["outcome"]) for row in rows]
     width = max(12, *map(len, done)) if done else 0
     for outcome, row in zip(done, rows, strict=True):
-        context.say(f"{outcome:<{width}} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
+        why = " ".join(row["why"].split())  # findings are a line each: say would print "\n"
+        context.say(f"{outcome:<{width}} {row['what']}" + (f": {why}" if why else ""))
     counts = Counter(done)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to do"
     context.say(f"{told}{' (dry run: nothing was changed)' if dry_run else ''}")
@@ -260,10 +265,10 @@ def check_registry(
                 context.say(f"  left: {outcome[one]}")
             elif one.mend:
                 context.say(f"  --repair: {one.mend}")
-        counted = f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended"
-        context.say(f"{counted}{_without_pointer(unnamed)}")
+        counts = f"{counted(len(state.records), 'record')}, {counted(len(found), 'finding')}"
+        context.say(f"{counts}, {len(found) - len(left)} mended{_without_pointer(unnamed)}")
     if left:
-        raise OperatorError(f"{len(left)} things need a look")
+        raise OperatorError(f"left to mend: {counted(len(left), 'finding')}")
 
 
 def _without_pointer(names: list[tuple[Scope, str]]) -> str:
@@ -271,9 +276,9 @@ def _without_pointer(names: list[tuple[Scope, str]]) -> str:
     if not names:
         return ""
     shown = ", ".join(f"{scope}: {name}" for scope, name in names[:NAMED]) + " …" * (len(names) > NAMED)
-    count = f"{len(names)} {'name' if len(names) == 1 else 'names'} without a pointer"
     return (
-        f"; {count}: {shown} (served by their revisions alone, as after `register --no-activate`; "
+        f"; {counted(len(names), 'name')} without a pointer: {shown} "
+        "(served by their revisions alone, as after `register --no-activate`; "
         "if that was not meant: `lora-fs promote NAME REVISION`)"
     )
 

@@ -12,7 +12,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Duration
-from lora_fs.sidecar.cli.output import Format, complain, shown_bytes
+from lora_fs.sidecar.cli.output import Format, complain, counted, shown_bytes
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
@@ -89,9 +89,8 @@ def collect_garbage(
             did = "unregister" if item.what is What.REVISION else "remove"
             done = f"would {did}" if dry_run else f"{did.removesuffix('e')}ed"
             context.say(f"{done} {item.path} ({shown_bytes(item.size_bytes)}): {item.why}")
-        things = f"{len(found)} {'thing' if len(found) == 1 else 'things'}"
         more = f", {shown_bytes(later)} more a day after they are unregistered" if later else ""
-        context.say(f"{things}, {shown_bytes(freed)}{more}")
+        context.say(f"{counted(len(found), 'thing')}, {shown_bytes(freed)}{more}")
     if unknown is not None:
         raise OperatorError(f"every adapter's files are kept: {unknown}")
     if refused:

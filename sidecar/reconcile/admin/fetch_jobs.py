@@ -2,7 +2,7 @@
 
 One job serves every caller of a name and source. A caller waits for ``wait_s`` and then learns the progress;
 a later call waits on, or gets the outcome. The job drops an uncollected outcome after KEPT_S, or when its
-revision was withdrawn or replaced. Only running jobs count against MOST_KNOWN.
+revision was withdrawn or replaced. Only running jobs count against MOST_KNOWN, which bounds each namespace.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lora_fs.sidecar.model import Download, Phase
 from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
 
 AT_ONCE = 4
+SHARE = 2  # of these, where several namespaces are served: a tenant's slow sources leave threads to others
 MOST_KNOWN = 64
 KEPT_S = 600.0
 
@@ -29,7 +30,7 @@ Call = Callable[[Tell, Callable[[], bool]], Result]
 
 
 class Busy(TemporaryError):
-    """The maximum number of downloads is already under way."""
+    """The maximum number of the namespace's downloads is already under way."""
 
     retry_after_s = 10.0
 
@@ -46,14 +47,22 @@ class _Job(Generic[Result]):
 
 @dataclass(slots=True)
 class Downloads(Generic[Result]):
-    """One replica's downloads. ``wait_s``: of a caller; ``wake``: called when one begins or ends."""
+    """One replica's downloads.
+
+    Attributes:
+        wait_s: of a caller.
+        share: how many downloads of one namespace run at once.
+        wake: called when one begins or ends.
+    """
 
     wait_s: float
+    share: int = AT_ONCE
     wake: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     _jobs: dict[tuple[str, ...], _Job[Result]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _threads: Daemons = field(default_factory=lambda: Daemons(AT_ONCE, "lora-fs-fetch"))
+    _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by namespace
 
     def under_way(self) -> Mapping[str, Download]:
         """By served name, as far as they are now."""
@@ -99,8 +108,9 @@ class Downloads(Generic[Result]):
         return job.task.result()
 
     def _begin(self, what: tuple[str, ...], told: Download, call: Call[Result]) -> _Job[Result]:
-        if sum(job.ended is None for job in self._jobs.values()) >= MOST_KNOWN:
-            raise Busy(f"{MOST_KNOWN} downloads are under way here: ask again later")
+        own = sum(j.ended is None and j.told.namespace == told.namespace for j in self._jobs.values())
+        if own >= MOST_KNOWN:
+            raise Busy(f"{own} downloads of namespace {told.namespace} are under way here: ask again later")
         task = asyncio.create_task(self._work(what, call), name=f"fetch {told.name}")
         job = self._jobs[what] = _Job(task, told)
         task.add_done_callback(lambda _: self._ended(job))
@@ -120,7 +130,9 @@ class Downloads(Generic[Result]):
                 raise SourceUnavailable("this replica ends: ask another one")
             return call(tell, self._stopped.is_set)
 
-        return await self._threads.run(work)
+        namespace = self._jobs[what].told.namespace
+        async with self._turns.setdefault(namespace, asyncio.Semaphore(self.share)):
+            return await self._threads.run(work)
 
     def _ended(self, job: _Job[Result]) -> None:
         job.ended = self.clock()

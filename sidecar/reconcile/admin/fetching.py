@@ -30,10 +30,6 @@ FETCHING, WAITING, CHECKING = "fetching", "another process fetches it", "checkin
 Tell = Callable[[str, int, int | None], None]
 
 
-def _quiet(step: str, received: int, total: int | None) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Fetching:
     """How to fetch.
@@ -49,7 +45,7 @@ class Fetching:
     most_bytes: int
     most_s: float
     plugin: str | None = None
-    tell: Tell = field(default=_quiet, repr=False)
+    tell: Tell = field(default=lambda step, received, total: None, repr=False)
     stop: Callable[[], bool] = lambda: False
 
     @classmethod

@@ -17,6 +17,7 @@ from lora_fs.sidecar.concurrency import AllTaken, Threads
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, Record, Scope, check_segment
+from lora_fs.sidecar.reconcile.admin import fetch_jobs
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, Tell
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
@@ -65,26 +66,6 @@ class Loaded:
     made: Made
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """How to take a load back."""
-
-    registrations: Registrations
-    scope: Scope
-    name: str
-    made: Made
-    writer: str
-
-    async def __call__(self) -> None:
-        """Take the load back. Logs a failure: the caller has an error of its own to report."""
-        try:
-            await self.registrations.take_back(self.scope, self.name, self.made, self.writer)
-        except LoraFsError as error:
-            told = event("load.not_undone", adapter=self.name)
-            text = "%s was refused by the engine and stays registered: %s"
-            logger.warning(text, self.name, error, extra=told)
-
-
 class Registrations:
     """Writes for one replica.
 
@@ -114,10 +95,11 @@ class Registrations:
         self._threads = Threads(AT_ONCE)
         self._mounts, self.fetching = mounts or {}, fetching
         self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s, timeout_s)
-        self.downloads: Downloads[Effect] = Downloads(wait_s)
+        share = fetch_jobs.AT_ONCE if len(scopes) == 1 else fetch_jobs.SHARE
+        self.downloads: Downloads[Effect] = Downloads(wait_s, share)
 
-    async def register(self, request: LoadRequest, writer: str) -> tuple[Record, Undo]:
-        """Register what the request names; returns the record and how to take it back.
+    async def register(self, request: LoadRequest, writer: str) -> Loaded:
+        """Register what the request names; ``undo`` takes it back.
 
         Raises:
             InputError: the name, the path or the adapter is at fault, or it exists already.
@@ -142,7 +124,17 @@ class Registrations:
                 return ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
 
             done = await self.run(call, f"register {name}")
-        return done.record, Undo(self, scope, name, done.made, writer)
+        return Loaded(done.record, done.made)
+
+    async def undo(self, loaded: Loaded, writer: str) -> None:
+        """Take a load back. Logs a failure: the caller has an error of its own to report."""
+        key = loaded.record.key
+        try:
+            await self.take_back(key.scope, key.name, loaded.made, writer)
+        except LoraFsError as error:
+            told = event("load.not_undone", adapter=key.name)
+            text = "%s was refused by the engine and stays registered: %s"
+            logger.warning(text, key.name, error, extra=told)
 
     async def take_back(self, scope: Scope, name: str, made: Made, writer: str) -> None:
         """Undo what a load wrote, by whichever replica. See ``undo.take_back``."""

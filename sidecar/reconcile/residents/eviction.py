@@ -141,7 +141,8 @@ class Room:
     ) -> bool:
         """Whether another try is worth it: an adapter was evicted, or changed, meanwhile.
 
-        A request waits until its client leaves. Without a request a pinned adapter waits ``TRY_S``.
+        A request waits until its client leaves. Without one a pinned adapter evicts others for up to
+        ``TRY_S``, and never waits.
 
         Args:
             since: when the load first asked, on the loop's clock.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
 from lora_fs.sidecar.registry.drops.seen import Seen, may_be_a_drop
@@ -65,7 +65,6 @@ class Adopter:
         *,
         settle_s: float,
         writer: str,
-        policy: Policy | None = None,
         find: Callable[[Path], Path | None] = lambda folder: atomic.real_path(folder.parent) / folder.name,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,7 +72,6 @@ class Adopter:
         self._expectation = expectation
         self.settle_s = settle_s
         self._writer = writer
-        self._policy = policy
         self._find = find
         self._clock = clock
         self._candidates = Candidates[AdapterKey]()
@@ -211,7 +209,6 @@ class Adopter:
                         source,
                         f"file://{folder}",
                         revision=key.revision,
-                        policy=self._policy,
                         activate=self._may_activate(key),
                         origin="folder",
                         resolved=True,

@@ -15,8 +15,6 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 logger = logging.getLogger(__name__)
 
-_EMPTY: frozenset[str] = frozenset()
-
 
 class Withdrawals:
     """The folders that are missing, across passes. Not thread-safe: the adopter owns it."""
@@ -85,7 +83,7 @@ def _missing(seen: Seen) -> set[AdapterKey]:
         for key, record in (seen.records or {}).items()
         if record.present
         and record.origin == "folder"
-        and key.name not in folders.get(key.revision, _EMPTY)
+        and key.name not in folders.get(key.revision, ())
         and key.name in seen.listing.revisions.get(key.revision, NO_NAMES).records
     }
 

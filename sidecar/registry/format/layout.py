@@ -163,6 +163,15 @@ class Listing:
                 records[name] = found
         return cls(pack(names), records, tuple(folders), siblings)
 
+    def histories(self) -> dict[str, list[Generation]]:
+        """Return all listed generations of each name, in no order."""
+        found: dict[str, list[Generation]] = {}
+        for file_name in self.packed.split("/"):
+            parsed = parse_generation(file_name)
+            if parsed is not None:
+                found.setdefault(parsed[0], []).append(parsed[1])
+        return found
+
 
 class Layout:
     """The paths of one registry."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lora_fs.sidecar.errors import Conflict, InputError
-from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Priority, Record, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.model.names import LabelKey
 from lora_fs.sidecar.registry.lifecycle import amend, release
@@ -180,7 +180,7 @@ class Pin(Act):
     word = "pin"
 
     revision: str | None = Field(None, description=REVISION)
-    priority: int | None = Field(None, description="Greater stays where not all pinned ones have room")
+    priority: Priority | None = Field(None, description="Greater stays where not all pinned ones have room")
 
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
         said = {"kind": PolicyKind.PINNED.value} | _said(priority=self.priority)
@@ -211,7 +211,7 @@ class Set(Act):
         None, description="When it is in the engine; default: as each sidecar is set"
     )
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds of a lazy adapter")
-    priority: int | None = Field(None, description="Eager and pinned: greater loads first")
+    priority: Priority | None = Field(None, description="Eager and pinned: greater loads first")
     labels: dict[LabelKey, str | None] = Field({}, description="To set; null takes a label away")
     keep_revisions: Annotated[int, Field(ge=1)] | Literal["none"] | None = Field(
         None, description="gc keeps so many revisions; none: as the namespace says"

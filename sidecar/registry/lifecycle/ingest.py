@@ -34,7 +34,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import said_more, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, is_home, judged, new_draft
-from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
+from lora_fs.sidecar.registry.lifecycle.release import active, check_still_there, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import (
     ADOPTED_IN_PLACE,
     Revisions,
@@ -130,7 +130,7 @@ def register(
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
         OverQuota, TooManyRegistrations, GateNotPassed, InvalidName, InvalidAdapter: it wrote nothing.
-        Conflict: the revision exists with other bytes, or the name serves already.
+        Conflict: other bytes have the revision, or the name serves. NotFound: somebody withdrew it meanwhile.
         TemporaryError: see ``Registry.append``.
     """
     name = check_segment("name", wanted.name)
@@ -196,9 +196,8 @@ class _Task:
         report, same = self.judged.report, self._same(known)
         if same is not None:
             restored = self._copy(same.key).restore(same)
-            said, labels = self._said(same)
             newest = say_again(
-                self.registry, same, said, labels, writer=self.writer, patience_s=self.patience_s
+                self.registry, same, *self._said(same), writer=self.writer, patience_s=self.patience_s
             )
             pointer = self._point(newest, is_new=False, again=self.wanted.again)
             if pointer is None or self._is_registered(newest.key):
@@ -210,13 +209,16 @@ class _Task:
             return Registered(newest, True, report, restored=restored, pointer=pointer)
         key, spec, _ = self._new(known)
         record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
-        return Registered(record, True, report, pointer=self._point(record, is_new=True, again=True))
+        pointer = self._point(record, is_new=True, again=True)
+        if pointer is not None and not self._is_registered(key):
+            check_still_there(self.registry, self.scope, key.name, key.revision, writer=self.writer)
+        return Registered(record, True, report, pointer=pointer)
 
     def dry_run(self, known: Revisions) -> Registered:
         """Say what ``write`` would do."""
         report, same = self.judged.report, self._same(known)
         if same is not None:
-            if self._activates(same.name, again=self.wanted.again):
+            if self._activates(again=self.wanted.again):
                 gating.check(self.registry, same)
             amended = said_more(same, *self._said(same)) is not None
             return Registered(same, False, report, amended, self._copy(same.key).lost(same))
@@ -225,8 +227,7 @@ class _Task:
         gating.check_new(accounts.quota(key.namespace), wanted.name, activates=wanted.activate)
         accounts.check(key, spec.size_bytes)
         unsaid = {"generation": 1, "request_id": "", "token": "", "writer": self.writer, "updated_at": ""}
-        said = {"namespace": key.namespace, "model": key.model, "name": key.name}
-        return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
+        return Registered(Record.model_validate({**fields, **key._asdict(), **unsaid}), True, report)
 
     def _same(self, known: Revisions) -> Record | None:
         digest, revision = self.judged.digest, self.wanted.revision
@@ -305,7 +306,7 @@ class _Task:
     def _point(self, record: Record, *, is_new: bool, again: bool) -> Pointer | None:
         """Let the name serve it, and announce the writes. ``again``: also a name that serves."""
         registry, wanted, pointer = self.registry, self.wanted, None
-        activates = self._activates(record.name, again=again)
+        activates = self._activates(again=again)
         try:
             if activates:
                 gating.check(registry, record)
@@ -327,8 +328,8 @@ class _Task:
             registry.announce()
         return pointer
 
-    def _activates(self, name: str, *, again: bool) -> bool:
-        before = None if again else active(self.registry, self.scope, name)
+    def _activates(self, *, again: bool) -> bool:
+        before = None if again else active(self.registry, self.scope, self.wanted.name)
         return self.wanted.activate and (before is None or before.revision is None)
 
     def _take_back(self, record: Record) -> None:

@@ -73,7 +73,7 @@ def promote(
     record = chosen_of(registry, scope, name, revision)[revision]
     registry.confirm(registry.records(record.key), record)  # else a reader may know the pointer alone
     pointer = point(registry, record, writer=writer, only_later=only_later)
-    _check_still_there(registry, scope, name, revision, writer=writer)
+    check_still_there(registry, scope, name, revision, writer=writer)
     registry.announce()
     return pointer
 
@@ -175,7 +175,7 @@ def set_canary(
 
     pointer = registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
     if revision is not None:
-        _check_still_there(registry, scope, name, revision, writer=writer)
+        check_still_there(registry, scope, name, revision, writer=writer)
     registry.announce()
     return pointer
 
@@ -199,8 +199,8 @@ def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, wri
     return registry.append(registry.pointers(scope, name), build, writer=writer)
 
 
-def _check_still_there(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> None:
-    """Raise NotFound if somebody withdrew a revision before its name got it."""
+def check_still_there(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> None:
+    """Raise NotFound if somebody withdrew a revision before its name got it; the name serves what it did."""
     if _let_go(registry, scope, name, (revision,), writer=writer):
         registry.announce()
         raise NotFound(f"{name} has no revision {revision!r} in {scope}: somebody withdrew it meanwhile")

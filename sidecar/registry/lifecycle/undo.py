@@ -9,7 +9,8 @@ that is not undone: the record then passes to that one, whose own undo may withd
 A request id identifies a write. A restored pointer gets the request id of the write that it restores.
 
 An undo that is killed is completed by its repeat. What a killed load wrote stays registered: a repeat of the
-load serves it.
+load serves it. A revision also stays while a pointer that may name it cannot be read, as a cut one where
+there are no hard links.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import STORE_STATE, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
-from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle.retention import serving
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, age_s, remove_empty, size_of
 from lora_fs.sidecar.registry.store.head import current_head, raise_floor
@@ -96,10 +96,10 @@ def find(
     listing, sync = registry.scan(scope), cache(atomic.sync_names)
     found: list[Garbage] = []
     for revision, entries in listing.revisions.items():
-        for name, generations in _histories(entries).items():
+        for name, generations in entries.histories().items():
             series = registry.records(AdapterKey(*scope, revision, name))
             found += _superseded(registry, series, generations, older_than_s, sync)
-    for name, generations in _histories(listing.active).items():
+    for name, generations in listing.active.histories().items():
         found += _superseded(registry, registry.pointers(scope, name), generations, older_than_s, sync)
     if in_use is not None:
         withdrawn = list(_withdrawn(registry, scope, listing, in_use, older_than_s))
@@ -148,7 +148,7 @@ def _withdrawn(
     revisions: dict[str, list[str]] = {}
     old: dict[str, dict[str, _Newest]] = {}
     for revision, entries in listing.revisions.items():
-        for name, generations in _histories(entries).items():
+        for name, generations in entries.histories().items():
             revisions.setdefault(name, []).append(revision)
             key = AdapterKey(*scope, revision, name)
             if len(generations) > 1 or name in entries.folders or key in in_use:
@@ -156,7 +156,7 @@ def _withdrawn(
             newest = _read(registry, registry.records(key), generations)
             if newest is not None and newest.is_tombstone and age_s(newest.path) >= older_than_s:
                 old.setdefault(name, {})[revision] = newest
-    pointers = _histories(listing.active)
+    pointers = listing.active.histories()
     for name in old.keys() | pointers.keys() - revisions.keys():
         known, generations = old.get(name, {}), pointers.get(name, [])
         newest = _read(registry, registry.pointers(scope, name), generations) if generations else None
@@ -187,15 +187,6 @@ def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
     if tombstone.is_there():
         tombstone.path.unlink(missing_ok=True)
         tell()
-
-
-def _histories(entries: Listing) -> dict[str, list[Generation]]:
-    found: dict[str, list[Generation]] = {}
-    for file_name in entries.packed.split("/"):
-        parsed = parse_generation(file_name)
-        if parsed is not None:
-            found.setdefault(parsed[0], []).append(parsed[1])
-    return found
 
 
 def _read(registry: Registry, series: Series[Body], generations: Collection[Generation]) -> _Newest | None:

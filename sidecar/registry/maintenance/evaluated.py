@@ -18,7 +18,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 EMPTY_S = 24 * 3600.0  # so that none goes that a writer has just made: it makes one anew at most once
 
-ListNames = Callable[[Path], Sequence[str]]
+ListNames = Callable[[Path], Sequence[str]]  # ``Registry.names``, or one that raises nothing
 
 
 def folders(layout: Layout, scope: Scope, list_names: ListNames) -> list[Path]:

@@ -52,8 +52,13 @@ class Garbage:
 
 def leftover(path: Path, why: str) -> Garbage:
     """A file, or a folder with all in it."""
-    is_folder = path.is_dir() and not path.is_symlink()
-    remove = partial(shutil.rmtree, path) if is_folder else partial(path.unlink, missing_ok=True)
+
+    def remove() -> None:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
     return Garbage(path, What.LEFTOVER, why, size_of(path), remove)
 
 
@@ -98,6 +103,7 @@ def _remove_artifact(layout: Layout, key: AdapterKey, still: Callable[[], bool])
     aside = artifacts.temporary_in(incoming)
     os.rename(path, aside)
     try:
+        atomic.sync_names(incoming)  # else a loss of power may bring it back, without the files that went
         if still():
             shutil.rmtree(aside)
             return

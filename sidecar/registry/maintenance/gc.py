@@ -23,6 +23,7 @@ from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.maintenance import compaction, evaluated, survey
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
+from lora_fs.sidecar.registry.maintenance.evaluated import ListNames
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, ahead_s, artifact, is_older, leftover
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -31,8 +32,6 @@ from lora_fs.sidecar.registry.volume import atomic
 
 HINT_S = 24 * 3600.0  # holders refresh leases every few seconds, reports every ten
 _TAKEOVER = re.compile(r"\.(break|restore)\.\d+\.[0-9a-f]{32}$")  # filelock's, while it breaks a lease
-
-ListNames = Callable[[Path], Sequence[str]]  # ``Registry.names``, or one that raises nothing
 
 
 def in_use(registry: Registry) -> frozenset[AdapterKey]:

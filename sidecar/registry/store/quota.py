@@ -11,9 +11,10 @@ The rate counts by the writers' clocks: clocks that differ by seconds misjudge i
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from lora_fs.sidecar.errors import (
     CorruptRecord,
@@ -41,6 +42,7 @@ _ANEW = (
 _NEWER = "nothing is registered there until you upgrade, or give the quota up with `lora-fs quota --remove`"
 
 Now = Callable[[], datetime.datetime]
+_Histories = Callable[[], Mapping[str, Sequence[Generation]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class Accounts:
         listed: set[tuple[AdapterKey, Generation]] = set()
         for scope in self._reader.scopes(namespace):
             for revision, entries in self._reader.scan(scope).revisions.items():
+                histories = cache(entries.histories)  # parsed only where something is recent
                 for name, newest in entries.records.items():
                     key = AdapterKey(*scope, revision, name)
                     listed.add((key, newest))
@@ -134,7 +137,7 @@ class Accounts:
                     if found is not None and found.present:
                         names.add((scope.model, name))
                         sizes[key] = found.size_bytes
-                    recent += self._recent(key, found)
+                    recent += self._recent(key, found, histories)
         for key, generation in [*self._seen]:
             if key.namespace == namespace and (key, generation) not in listed:
                 self._seen.pop((key, generation), None)
@@ -234,12 +237,12 @@ class Accounts:
             known = self._seen[key, generation] = _seen(record)
         return known
 
-    def _recent(self, key: AdapterKey, newest: _Seen | None) -> Iterator[float]:
+    def _recent(self, key: AdapterKey, newest: _Seen | None, histories: _Histories) -> Iterator[float]:
         """Ages of the last minute's registrations; it looks at older generations only then."""
         if newest is None or self._age_s(newest) is None:
             return
         later: tuple[_Seen, float] | None = None
-        for generation in self._reader.generations(self._reader.records(key)):  # the newest first
+        for generation in sorted(histories()[key.name], reverse=True):
             try:
                 seen = self._read(key, generation)
             except CorruptRecord:

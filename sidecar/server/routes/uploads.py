@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import PolicyKind
+from lora_fs.sidecar.model import PolicyKind, Priority
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 from lora_fs.sidecar.server.bodies import ErrorBody, Uploaded
@@ -88,7 +88,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         base_model: Annotated[str | None, Query(description="What it was made for")] = None,
         policy: Annotated[PolicyKind | None, Query(description="Null: as what the name serves")] = None,
         ttl_s: Annotated[int | None, Query(ge=1, description="Idle seconds of a lazy one")] = None,
-        priority: Annotated[int | None, Query(description="Greater loads first")] = None,
+        priority: Annotated[Priority | None, Query(description="Greater loads first")] = None,
         amend: Annotated[bool, Query(description="Known bytes get this policy and labels")] = True,
         activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
         force: Annotated[bool, Query(description="Register also what no live replica can serve")] = False,
