@@ -171,6 +171,18 @@ def test_a_withdrawal_beside_a_registration(two: Site, monkeypatch: pytest.Monke
     assert two.state() == ("v2", {"v1", "v2"})
 
 
+def test_a_load_that_anothers_undo_withdraws_is_registered_again(
+    two: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The undo of a load of the same bytes withdraws the record before this load's pointer is there."""
+    gone = partial(release.unregister, two.registry, two.scope, "a", revision="v3", writer="other")
+    before_append(monkeypatch, gone, to="Pointer")
+    made = two.load(3)
+    assert (made.revision, two.state()) == ("v3", ("v3", {"v1", "v2", "v3"}))
+    two.take_back(made)
+    assert two.state() == ("v2", {"v1", "v2"})
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["one goes", "both go"])
 def test_a_promotion_beside_a_withdrawal(two: Site, monkeypatch: pytest.MonkeyPatch, both: bool) -> None:
     """A name promoted to a revision that goes, just before it goes, serves what it served before, if any."""

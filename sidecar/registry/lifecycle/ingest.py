@@ -193,26 +193,26 @@ class _Task:
 
     def write(self, known: Revisions) -> Registered:
         """Place, record and point; raises Taken where the revision that was free is not any more."""
-        report, same = self.judged.report, self._same(known)
+        same, registry, restored = self._same(known), self.registry, False
         if same is not None:
             restored = self._copy(same.key).restore(same)
-            newest = say_again(
-                self.registry, same, *self._said(same), writer=self.writer, patience_s=self.patience_s
+            record = say_again(
+                registry, same, *self._said(same), writer=self.writer, patience_s=self.patience_s
             )
-            pointer = self._point(newest, is_new=False, again=self.wanted.again)
-            if pointer is None or self._is_registered(newest.key):
-                amended = newest.generation != same.generation
-                return Registered(newest, False, report, amended, restored, pointer)
-            # Whoever undid the load that registered it did not see this pointer yet.
-            newest = self._record(newest.key, newest.spec, serves_new=False)
-            pointer = self._point(newest, is_new=False, again=False) or pointer
-            return Registered(newest, True, report, restored=restored, pointer=pointer)
-        key, spec, _ = self._new(known)
-        record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
-        pointer = self._point(record, is_new=True, again=True)
+        else:
+            key, spec, _ = self._new(known)
+            record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
+        changed, key = same is None, record.key
+        amended = same is not None and record.generation != same.generation
+        pointer = self._point(record, is_new=changed, again=changed or self.wanted.again)
         if pointer is not None and not self._is_registered(key):
-            check_still_there(self.registry, self.scope, key.name, key.revision, writer=self.writer)
-        return Registered(record, True, report, pointer=pointer)
+            if same is not None or self.wanted.origin == "api":  # whose undo did not see this pointer yet
+                build = partial(self._present, record.spec, key)
+                record = registry.append(registry.records(key), build, writer=self.writer)
+                pointer = self._point(record, is_new=False, again=False) or pointer
+                changed, amended = True, False
+            check_still_there(registry, self.scope, key.name, key.revision, writer=self.writer)
+        return Registered(record, changed, self.judged.report, amended, restored, pointer)
 
     def dry_run(self, known: Revisions) -> Registered:
         """Say what ``write`` would do."""
