@@ -7,6 +7,7 @@ when it says that it is not ready, after MISSED polls without an answer, and whe
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -32,6 +33,7 @@ MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
 MOST_IDS: Final = 4 * MAX_REPLICAS  # of replicas, those that left among them
+NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})  # the gateway's own limit, and no replica's fault
 # What reading an answer raises that is no replica's.
 WRONG: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
@@ -206,8 +208,11 @@ class Watch:
                 self._learn(seen, told, asked_at)
                 seen.missed = 0
             except aiohttp.ClientConnectorError as error:
-                is_named = not isinstance(error, aiohttp.ClientConnectorDNSError)  # else it may run on
-                self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=is_named)
+                if error.errno in NO_FILES:
+                    logger.warning("replicas are not polled: %s", error, extra=event("gateway.no_files"))
+                else:
+                    is_named = not isinstance(error, aiohttp.ClientConnectorDNSError)  # else it may run on
+                    self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=is_named)
             except (aiohttp.ClientError, TimeoutError) as error:
                 seen.missed += 1
                 if seen.missed >= MISSED or seen.why:

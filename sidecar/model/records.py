@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import FailFast, Field, field_validator
+from pydantic import AfterValidator, FailFast, Field, field_validator
 
 from lora_fs.sidecar.model.names import AdapterKey, Digest, FileName, Segment
 from lora_fs.sidecar.model.stored import Stored, one_by_one
@@ -31,12 +31,17 @@ MOST_PRIORITY: Final = 1_000_000_000  # an engine's workers take whole numbers o
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
+def _bounded(priority: int) -> int:
+    """Read what lies beyond a bound, whoever wrote it, as the bound."""
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority))
+
+
 class Policy(Stored):
     """When to load and evict. ``ttl_s``: idle seconds, after which a replica evicts a lazy adapter."""
 
     kind: PolicyKind = PolicyKind.LAZY
     ttl_s: int = Field(default=3600, ge=1)
-    priority: int = 0
+    priority: Annotated[int, AfterValidator(_bounded)] = 0
 
 
 class FileEntry(Stored):

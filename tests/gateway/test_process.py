@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import http.server
 import json
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -219,6 +221,35 @@ def test_a_ready_replica_whose_engine_fails_every_request_loses_them(
     until(lambda: are_answered() and list(health(gateway)["ejected"]) == ["r0"], 120)
     assert metric(gateway, "lora_fs_gateway_ejections_total") >= 1
     assert ready(gateway) == ["r0", "r1"]
+
+
+def test_a_gateway_without_files_keeps_its_replicas(fleet: Stubs, complete: Complete) -> None:
+    """A connection that it may not open is its own fault: requests get 503, and no replica goes out."""
+    fleet.add()
+    gateway = started(fleet, replicas=1)
+    assert complete(gateway.url, "a0").status_code == 200
+    _, hard = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
+    assert resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)[0] == hard, "it takes what it may have"
+    used = len(os.listdir(f"/proc/{gateway.pid}/fd"))
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (used + 12, hard))
+
+    def ask() -> tuple[int, str]:
+        try:
+            answer = httpx.post(f"{gateway.url}/v1/completions", json={"model": "a0", "prompt": "x"}, **LOCAL)
+        except httpx.TransportError:  # not accepted
+            return 0, ""
+        return answer.status_code, answer.text
+
+    httpx.post(f"{fleet.engines[0]}/hold", **LOCAL)
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        asked = [pool.submit(ask) for _ in range(40)]
+        until(lambda: any(one.done() and one.result()[0] == 503 for one in asked))
+        httpx.post(f"{fleet.engines[0]}/release", **LOCAL)
+    told = [one.result() for one in asked]
+    refused = [text for status, text in told if status == 503]
+    assert all("may open no more connections" in text for text in refused), refused
+    assert complete(gateway.url, "a0").status_code == 200
+    assert "is out" not in gateway.log.read_text()
 
 
 def test_no_replica_is_503_and_says_why(fleet: Stubs, complete: Complete) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError
-from lora_fs.sidecar.model import JsonObject, Policy, Record
+from lora_fs.sidecar.model import MOST_PRIORITY, JsonObject, Policy, Record
 from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
 from lora_fs.sidecar.registry.store.marker import Marker
 
@@ -142,6 +142,17 @@ def test_deep_unknown_fields_never_raise_anything_else(depth: int) -> None:
     except CorruptRecord:
         return
     assert decode(Record, seal(read.model_dump(mode="json"))) == read
+
+
+@pytest.mark.parametrize(("written", "read"), [(2**70, MOST_PRIORITY), (-(2**70), -MOST_PRIORITY), (7, 7)])
+def test_a_priority_that_no_engine_takes_is_read_as_the_bound(written: int, read: int) -> None:
+    """One call to an engine's workers has all priorities: a record that breaks it stops every adapter."""
+    data = seal(record(spec={"policy": {"kind": "eager", "priority": 7}}))
+    told = unseal(data)
+    told["spec"]["policy"]["priority"] = written
+    policy = decode(Record, foreign(without_sum(told))).spec.policy
+    assert policy is not None
+    assert policy.priority == read
 
 
 def test_unknown_fields_survive() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +174,9 @@ async def listen(
             one.listen(config.backlog)
     except OSError as error:
         raise _taken(settings.host, settings.port, error) from error
+    with suppress(ValueError, OSError):  # each request takes two; many systems let a process begin with 1024
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # uvicorn raises again what ended it: it is no interruption
     try:
         await Server(config, end, ended).serve(sockets)
