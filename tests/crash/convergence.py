@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +119,9 @@ def drive(
     chance = random.Random(seed)
     sources = [write_adapter(notes / f"source-{number}", number) for number in range(3)]
     stop, stopping = os.pipe()
+    rest, resting = os.pipe()
     processes: list[tuple[int, Callable[[], int]]] = []
+    logs: dict[int, Path] = {}
     started = 0
 
     def start(kind: Callable[..., NoReturn], side: int, *more: Any) -> Callable[[], int]:
@@ -129,7 +131,9 @@ def drive(
             log, child = notes / f"{kind.__name__}-{started}.log", os.fork()
             if child == 0:
                 os.close(stopping)
+                os.close(resting)
                 kind(pair[side], log, stop, started + seed, *more)
+            logs[child] = log
             return child
 
         return begin
@@ -138,7 +142,7 @@ def drive(
         begin = start(_write, number % 2, sources, adopting)
         processes.append((begin(), begin))
     for number in range(readers):
-        begin = start(_read, (number + 1) % 2, pace, adopting)
+        begin = start(_read, (number + 1) % 2, rest, pace, adopting)
         processes.append((begin(), begin))
     try:
         deadline, last = time.monotonic() + GIVE_UP_S, 0
@@ -162,11 +166,26 @@ def drive(
             os.waitpid(pid, 0)
         ended = time.clock_gettime(clock)
         os.close(stopping)
+        _await_rest([logs[pid] for pid, _ in processes[writers:]])
+        os.close(resting)
         for pid, _ in processes[writers:]:
             _, status = os.waitpid(pid, 0)
             if status:
                 run.wrong.append(f"a reader ended with status {status}")
     return ended
+
+
+def _await_rest(logs: list[Path]) -> None:
+    """Wait until all readers are quiet at once: one that has no processor may adopt long after the others."""
+    until = time.monotonic() + GIVE_UP_S
+    while not all(map(_is_quiet, logs)) and time.monotonic() < until:
+        select.select([], [], [], 0.1)
+
+
+def _is_quiet(log: Path) -> bool:
+    """Whether a reader has seen nothing new for ``quiet_s``, or broke."""
+    said = [told for told in _lines(log) if told[0] in ("quiet", "broke")]
+    return bool(said) and said[-1] != ["quiet", False]
 
 
 def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path], dropping: bool) -> NoReturn:
@@ -219,17 +238,17 @@ def _take_away(registry: Registry, chance: random.Random, _: list[Path]) -> None
         shutil.rmtree(aside)
 
 
-def _read(root: Path, log: Path, stop: int, seed: int, pace: Pace, adopting: bool) -> NoReturn:
-    """A replica's eyes: it follows, and adopts; at the end it waits until nothing moves any more."""
+def _read(root: Path, log: Path, stop: int, seed: int, rest: int, pace: Pace, adopting: bool) -> NoReturn:
+    """A replica's eyes: it follows, and adopts; at the end it looks on until nothing moves for anybody."""
     out = log.open("w", buffering=1)
     registry = Registry(root)
     view = RegistryView(registry, (SCOPE,), scan_s=pace.scan_s, lag_s=pace.lag_s)
     adopter = Adopter(registry, Expectation(), settle_s=pace.settle_s, writer=f"reader-{seed}")
     seen: dict[str, str] = {}
-    quiet_since, stopped = time.monotonic(), False
+    quiet_since, stopped, quiet = time.monotonic(), False, False
     code = 0
     try:
-        while not (stopped and time.monotonic() - quiet_since > pace.quiet_s):
+        while not (quiet and select.select([rest], [], [], 0)[0]):
             moved = False
             begun = time.clock_gettime_ns(clock)
             with suppress(TemporaryError):
@@ -246,6 +265,9 @@ def _read(root: Path, log: Path, stop: int, seed: int, pace: Pace, adopting: boo
             stopped |= bool(select.select([stop], [], [], 0 if stopped else pace.poll_s)[0])
             if stopped:
                 time.sleep(pace.poll_s)
+            if quiet != (stopped and time.monotonic() - quiet_since > pace.quiet_s):
+                quiet = not quiet
+                note(out, "quiet", quiet)
         final = {where: [body.generation, body.token] for where, body in bodies(view.desired).items()}
         note(out, "final", final, view.desired.frozen)
     except BaseException as error:
@@ -267,11 +289,17 @@ def note(out: IO[str], *what: Any) -> None:
 
 def _noted(notes: Path, kind: str, what: str) -> Any:
     for path in sorted(notes.rglob(f"{kind}-*.log")):
-        for line in path.read_text().splitlines(keepends=True):
-            if (
-                line.endswith("\n") and (value := json.loads(line))[0] == what
-            ):  # a killed one's last may be cut
+        for value in _lines(path):
+            if value[0] == what:
                 yield str(path.relative_to(notes)), value[1:]
+
+
+def _lines(log: Path) -> Iterator[list[Any]]:
+    """What was noted in whole lines: the last one of who was killed may be cut."""
+    if log.exists():
+        for line in log.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
 
 
 def judge(
