@@ -5,7 +5,9 @@ Counted in Python's function calls, which are the same on any machine.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,20 @@ def test_work_grows_with_what_there_is(
             counts.append(calls_of(lambda: work(registry, tmp_path)))
     few, twice, all_of_them = counts
     assert (all_of_them - twice) / (twice - few) == pytest.approx(2, rel=0.1), counts
+
+
+def test_a_count_of_a_namespace_lists_each_folder_once(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many adapters were registered in the last minute."""
+    for number in range(3):
+        put(registry, scope, make_adapter(str(number), number), name=f"a{number}")
+    listed, real = Counter[str](), os.listdir
+
+    def count(folder: Path) -> list[str]:
+        listed[str(folder)] += 1
+        return real(folder)
+
+    monkeypatch.setattr(os, "listdir", count)
+    assert len(registry.accounts.usage("default").recent) == 3
+    assert listed[str(registry.layout.revision(scope, "v1"))] == 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
-import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,23 +106,6 @@ def test_changes_of_settings_are_no_registrations(
     put(registry, scope, make_adapter("b", 1), name="b1")
     with pytest.raises(TooManyRegistrations, match="registered 3 times in the last minute; its quota is 3"):
         put(registry, scope, make_adapter("c", 2), name="c1")
-
-
-def test_a_count_lists_each_folder_once(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many adapters were registered in the last minute."""
-    for number in range(3):
-        put(registry, scope, make_adapter(str(number), number), name=f"a{number}")
-    listed, real = Counter[str](), os.listdir
-
-    def count(folder: Path) -> list[str]:
-        listed[str(folder)] += 1
-        return real(folder)
-
-    monkeypatch.setattr(os, "listdir", count)
-    assert len(registry.accounts.usage("default").recent) == 3
-    assert listed[str(registry.layout.revision(scope, "v1"))] == 1
 
 
 def _race(root: Path, source: Path, name: str, gate: object, told: object) -> None:

@@ -193,20 +193,19 @@ class _Task:
 
     def write(self, known: Revisions) -> Registered:
         """Place, record and point; raises Taken where the revision that was free is not any more."""
-        same, registry, restored = self._same(known), self.registry, False
+        same, registry, wanted, restored = self._same(known), self.registry, self.wanted, False
         if same is not None:
-            restored = self._copy(same.key).restore(same)
-            record = say_again(
-                registry, same, *self._said(same), writer=self.writer, patience_s=self.patience_s
-            )
+            restored, said = self._copy(same.key).restore(same), self._said(same)
+            record = say_again(registry, same, *said, writer=self.writer, patience_s=self.patience_s)
         else:
             key, spec, _ = self._new(known)
-            record = self._record(key, spec, serves_new=self.wanted.activate or known.is_routed(key.revision))
-        changed, key = same is None, record.key
+            record = self._record(key, spec, serves_new=wanted.activate or known.is_routed(key.revision))
+        key, changed = record.key, same is None
         amended = same is not None and record.generation != same.generation
-        pointer = self._point(record, is_new=changed, again=changed or self.wanted.again)
-        if pointer is not None and not self._is_registered(key):
-            if same is not None or self.wanted.origin == "api":  # whose undo did not see this pointer yet
+        pointer = self._point(record, is_new=changed, again=changed or wanted.again)
+        # An undo that did not see this pointer withdrew the record; of a new name nobody else withdraws one.
+        if pointer is not None and (known.newest or wanted.origin == "api") and not self._is_registered(key):
+            if same is not None or wanted.origin == "api":
                 build = partial(self._present, record.spec, key)
                 record = registry.append(registry.records(key), build, writer=self.writer)
                 pointer = self._point(record, is_new=False, again=False) or pointer
