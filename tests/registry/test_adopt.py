@@ -733,6 +733,20 @@ def test_a_damaged_tombstone_is_no_drop(site: Site, make_adapter: MakeAdapter) -
     assert late.adopter.refusals() == {}
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_revisions_that_came_together_are_adopted_in_their_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch, backwards: bool
+) -> None:
+    """However the filesystem lists them: a rollback goes to the one before."""
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted(real(folder), reverse=backwards))
+    for number in (1, 2, 10):
+        write_adapter(site.at(f"v{number}", "dropped"), number)
+    assert site.settle() == {"dropped": "v10"}
+    release.rollback(site.registry, site.scope, "dropped", writer="a person")
+    assert site.step() == {"dropped": "v2"}
+
+
 def test_a_damaged_pointer_is_no_missing_one(site: Site) -> None:
     """A replica that starts with an unreadable pointer does not guess which revision it named."""
     for number in (1, 2):

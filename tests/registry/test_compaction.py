@@ -576,7 +576,7 @@ def test_a_reader_that_slept_since_before_head_was_made_anew(
     """HEAD's numbers began anew meanwhile, and its floor is below the last one that it saw."""
     put(registry, scope, make_adapter("kept"), name="kept")
     put(registry, scope, make_adapter(), link=True)
-    for number in range(20):
+    for number in range(30):
         amend.amend(registry, scope, "a1", [amend.with_labels({"n": str(number)})], writer="test")
     slept, seen = look(registry, scope), parse_head(read_head(registry.layout))
     registry.layout.head.unlink()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.view.snapshot import Desired
@@ -41,7 +42,7 @@ class Seen:
         return before if before is not None and same else cls(listing, records)
 
     def possible_drops(self, scope: Scope) -> list[AdapterKey]:
-        """The folders that may be drops, by the record of each."""
+        """The folders that may be drops, by the record of each; earlier revisions first."""
         if self.drops is None:
             records = self.records or {}
             keys = (
@@ -49,11 +50,11 @@ class Seen:
                 for revision, entries in self.listing.revisions.items()
                 for name in entries.folders
             )
-            self.drops = [key for key in keys if may_be_a_drop(records.get(key))]
+            self.drops = sorted((key for key in keys if may_be_a_drop(records.get(key))), key=_by_revision)
         return self.drops
 
     def new_folders(self, scope: Scope, before: Seen | None) -> list[AdapterKey]:
-        """The folders that the listing ``before`` did not have."""
+        """The folders that the listing ``before`` did not have; earlier revisions first."""
         known = before.listing.revisions if before is not None else {}
         found: list[AdapterKey] = []
         for revision, entries in self.listing.revisions.items():
@@ -61,7 +62,12 @@ class Seen:
             if entries is not earlier:
                 names = frozenset(entries.folders).difference(earlier.folders)
                 found += [AdapterKey(*scope, revision, name) for name in names]
-        return found
+        return sorted(found, key=_by_revision)
+
+
+def _by_revision(key: AdapterKey) -> tuple[tuple[int, int, str], ...]:
+    """Revisions that came together are adopted in their order: a rollback then has one to go back to."""
+    return natural_order(key.revision)
 
 
 def may_be_a_drop(record: Record | None) -> bool:
