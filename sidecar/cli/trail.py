@@ -65,7 +65,7 @@ def _tell(context: Context, act: str, options: dict[str, Any], call: Callable[[]
     }
 
     def tell(outcome: str, why: str = "") -> None:
-        told = {**what, **context.noted}
+        told = {**what, **context.noted, "written": ", ".join(context.written) or None}
         text = audit.line(act, who=writer_id(), source="cli", outcome=outcome, why=why, what=told)
         audit.write(settings.audit_file, text, complain)
 
@@ -74,7 +74,7 @@ def _tell(context: Context, act: str, options: dict[str, Any], call: Callable[[]
     except click.UsageError:
         raise  # nothing was begun
     except BaseException as error:
-        tell("done" if context.noted else "failed", _why(error))
+        tell("done" if context.noted or context.written else "failed", _why(error))
         raise
     tell("done")
     return result

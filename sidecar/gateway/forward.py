@@ -27,7 +27,7 @@ from lora_fs.sidecar.gateway.metrics import Metrics
 from lora_fs.sidecar.gateway.outliers import Outcome, outcome
 from lora_fs.sidecar.gateway.prefix import chain
 from lora_fs.sidecar.gateway.routing import Router, Ticket
-from lora_fs.sidecar.gateway.watch import NO_FILES, Watch
+from lora_fs.sidecar.gateway.watch import NO_FILES, NO_MORE, Watch
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware import errors
 from lora_fs.sidecar.server.middleware.access import HEADER
@@ -241,8 +241,8 @@ class Hop:
                 )
                 sending.limit = None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            if getattr(error, "errno", None) in NO_FILES:
-                raise TemporaryError("the gateway may open no more connections (ulimit -n)") from error
+            if error.errno in NO_FILES:
+                raise TemporaryError(NO_MORE) from error
             raise NotReached(f"replica {peer} takes no connection: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             if not sending.has_begun and (body.size != 0 or scope["method"] in _SAFE):

@@ -34,6 +34,7 @@ MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
 MOST_IDS: Final = 4 * MAX_REPLICAS  # of replicas, those that left among them
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})  # the gateway's own limit, and no replica's fault
+NO_MORE: Final = "the gateway may open no more connections (ulimit -n)"
 # What reading an answer raises that is no replica's.
 WRONG: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
@@ -114,6 +115,7 @@ class Watch:
         self.headers, self._token = dict(headers), token
         self._model, self._is_given = model, model is not None
         self._threads = Daemons(1, "lora-fs-gateway-token")
+        self._lacks_files = False
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._holders: dict[str, str] = {}  # replica's id → its URL, the one that answered last at the end
         self.seen: dict[str, Seen] = {}
@@ -206,10 +208,12 @@ class Watch:
                 if self._is_of_this_fleet(seen, told):
                     await self.catch_up(seen.url, told)
                 self._learn(seen, told, asked_at)
-                seen.missed = 0
+                seen.missed, self._lacks_files = 0, False
             except aiohttp.ClientConnectorError as error:
                 if error.errno in NO_FILES:
-                    logger.warning("replicas are not polled: %s", error, extra=event("gateway.no_files"))
+                    if not self._lacks_files:
+                        logger.warning("replicas are not polled: %s", error, extra=event("gateway.no_files"))
+                    self._lacks_files = True
                 else:
                     is_named = not isinstance(error, aiohttp.ClientConnectorDNSError)  # else it may run on
                     self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=is_named)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import json
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import aiohttp
 import httpx
@@ -24,7 +26,7 @@ from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway import broadcast
 from lora_fs.sidecar.gateway.broadcast import Broadcast
-from lora_fs.sidecar.gateway.calls.asking import Asking
+from lora_fs.sidecar.gateway.calls.asking import Asking, Call
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
@@ -110,6 +112,26 @@ def request(*messages: Message) -> Request:
 
 def piece(body: bytes) -> Message:
     return {"type": "http.request", "body": body, "more_body": True}
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "stays"), [(errno.EMFILE, 503, True), (errno.ECONNREFUSED, 0, False)]
+)
+def test_a_gateway_without_files_blames_no_replica_for_a_call(number: int, status: int, stays: bool) -> None:
+    """A replica that takes no connection goes out, and one that is not asked stays."""
+
+    class NoConnection(aiohttp.TCPConnector):
+        async def connect(self, *_: Any, **__: Any) -> NoReturn:
+            raise aiohttp.ClientConnectorError(Mock(), OSError(number, "no"))
+
+    async def scenario() -> None:
+        async with calls() as (every, _), aiohttp.ClientSession(connector=NoConnection()) as session:
+            asking = every._asking
+            asking.session = session
+            said = await asking.one("r0", Call("POST", "/pause", {}))
+            assert (said.status, "r0" in asking.watch.ready) == (status, stays)
+
+    asyncio.run(scenario())
 
 
 def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

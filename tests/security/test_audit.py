@@ -181,11 +181,11 @@ def test_what_is_written_is_done(lora_fs: LoraFs, folder: Folder, file: Path) ->
         ("init", "registry_uuid"),
         ("quota --adapters 3", "updated_at"),
         ("quota --remove", "remove"),
-        ("apply -f documents", "adapters"),
+        ("apply -f documents", "written"),
         ("gc", "removed"),
         ("fsck --repair", "mended"),
         ("import archive export.tar", "restored"),
-        ("import nim folders", "adapters"),
+        ("import nim folders", "written"),
     ],
 )
 def test_what_cannot_be_printed_is_done(

@@ -80,13 +80,9 @@ def apply(
         carrying.look(scopes)
     whole = not found.problems and not carrying.unreadable
     with context.kept_open():
-        rows: list[Row] = []
-        for one in found.declared:
-            rows.append(carrying.apply(one))
-            _note(context, rows)
+        rows = [carrying.apply(one) for one in found.declared]
         if prune and whole:
             rows += carrying.prune({one.key for one in found.declared})
-            _note(context, rows)
     problems = [*found.problems, *(row.problem for row in rows if row.problem is not None)]
     _tell(context, rows, problems, output, dry_run=dry_run)
     for why in carrying.unreadable:
@@ -116,12 +112,6 @@ def _scope(context: Context) -> Scope | None:
     except click.UsageError:
         context.backend.scopes()  # raises as ever if nobody named a registry
         return None
-
-
-def _note(context: Context, rows: Sequence[Row]) -> None:
-    """Name for the audit what was written so far."""
-    if written := [f"{row.scope}: {row.name}" for row in rows if row.written]:
-        context.noted.update(adapters=", ".join(written))
 
 
 def _tell(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lora_fs.sidecar.cli.declared.documents import OWNER
@@ -175,9 +175,7 @@ class Carrying:
             *declared.key, self._source(declared), wanted.register, link=False, plugin=None
         )
         self._check(declared, done)
-        row.written["record"] = done.record
-        if done.pointer is not None:
-            row.written["pointer"] = done.pointer
+        self._wrote(row, {"record": done.record, "pointer": done.pointer})
         return Offered(done.record.spec.source.uri, done.record.spec.digest)
 
     def _check(self, declared: Declared, done: Outcome) -> None:
@@ -196,10 +194,14 @@ class Carrying:
     def _do(self, row: Row, act: Act) -> None:
         act = act.model_copy(update={"dry_run": self._dry_run})
         done = self._context.backend.do(row.scope, row.name, act)
-        for record in done.records:
-            row.written[f"record {record.revision}"] = record
-        if done.pointer is not None:
-            row.written["pointer"] = done.pointer
+        records = {f"record {record.revision}": record for record in done.records}
+        self._wrote(row, {**records, "pointer": done.pointer})
+
+    def _wrote(self, row: Row, bodies: Mapping[str, Record | Pointer | None]) -> None:
+        there = {what: body for what, body in bodies.items() if body is not None}
+        if there and not row.written:
+            self._context.written.append(f"{row.scope}: {row.name}")
+        row.written |= there
 
 
 def _check_allowed(codes: list[str]) -> None:

@@ -39,6 +39,7 @@ class Context:
         min_replicas: how many live ones there must be then.
         checks_base_config: read ``--base-config`` if given, whatever the command does.
         noted: what a command wrote, for the audit; empty until it is written.
+        written: the same of a command that may write many adapters: their names so far.
         completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
@@ -48,6 +49,7 @@ class Context:
     min_replicas: int = 1
     checks_base_config: bool = False
     noted: dict[str, object] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
     completes: bool = False
     _kept: Registry | None = field(default=None, init=False)
     _keeps: bool = field(default=False, init=False)

@@ -117,17 +117,22 @@ def stdin(what: str) -> BinaryIO:
 
 
 def text(_: object, __: object, value: str | None) -> str | None:
-    """Refuse bytes that are no UTF-8. No record can hold them, which turns out after the files are copied."""
+    """Refuse what is no UTF-8."""
+    return None if value is None else _checked(value)
+
+
+def _checked(value: str) -> str:
+    """Return text. Refuse bytes that are no UTF-8 before the files are copied: no record holds them."""
     try:
-        (value or "").encode()
+        value.encode()
     except UnicodeEncodeError:
-        raise click.BadParameter(f"{printable(str(value))} is no text in UTF-8") from None
+        raise click.BadParameter(f"{printable(value)} is no text in UTF-8") from None
     return value
 
 
 def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
     """Parse ``key=value``, any number of times."""
-    pairs = [str(text(_, __, item)).partition("=") for item in value]
+    pairs = [_checked(item).partition("=") for item in value]
     if any(not key or not equals for key, equals, _value in pairs):
         raise click.BadParameter("write it as key=value")
     return {key: told for key, _equals, told in pairs}
@@ -137,7 +142,7 @@ def labels_or_none(_: object, __: object, value: tuple[str, ...]) -> dict[str, s
     """Parse ``key=value``, and ``key-`` for a label to remove, any number of times."""
     found: dict[str, str | None] = {}
     for item in value:
-        key, equals, told = str(text(_, __, item)).partition("=")
+        key, equals, told = _checked(item).partition("=")
         if not equals and item.endswith("-"):
             key = item[:-1]
         elif not equals:

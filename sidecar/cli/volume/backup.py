@@ -233,10 +233,12 @@ def check_registry(
         outcome: dict[fsck.Finding, str | None] = {}
         if repair:
             expectation = context.expectation()
+            mended = 0
             for one, why_not in Mender(registry, state, expectation, writer=writer_id()).mend(found):
                 outcome[one] = why_not
                 if why_not is None:
-                    context.noted.update(mended=sum(why is None for why in outcome.values()))
+                    mended += 1
+                    context.noted.update(mended=mended)
     left = [one for one in found if one not in outcome or outcome[one] is not None]
     unnamed = fsck.without_pointer(registry, state)
     items = [

@@ -73,15 +73,13 @@ def from_gie(context: Context, file: Path, folders: Mapping[str, str], how: How)
                 folder = _local(given or source, source)
                 return _register(context, registry, scope, one.name, folder, one.base_model, how)
 
-            rows.append(_attempt(one.name, register))
-            _note(context, rows)
+            rows.append(_attempt(context, one.name, register))
         for one in config.not_exist:
 
             def unregister(one: gie.Listed = one) -> Row:
                 return _unregister(registry, _scope(context, one.base_model), one.name, how.dry_run)
 
-            rows.append(_attempt(one.name, unregister))
-            _note(context, rows)
+            rows.append(_attempt(context, one.name, unregister))
     return rows
 
 
@@ -99,26 +97,22 @@ def from_nim(context: Context, store: Path, how: How) -> list[Row]:
             def register(name: str = name, folder: Path = folder) -> Row:
                 return _register(context, registry, scope, name, resolve(str(folder)), None, how)
 
-            rows.append(_attempt(name, register))
-            _note(context, rows)
+            rows.append(_attempt(context, name, register))
     return rows
-
-
-def _note(context: Context, rows: list[Row]) -> None:
-    """Name for the audit what was written so far."""
-    if written := [row["what"] for row in rows if row["outcome"] in WRITTEN]:
-        context.noted.update(adapters=", ".join(written))
 
 
 def _row(what: str, outcome: str, why: str = "") -> Row:
     return {"what": what, "outcome": outcome, "why": why}
 
 
-def _attempt(name: str, act: Callable[[], Row]) -> Row:
+def _attempt(context: Context, name: str, act: Callable[[], Row]) -> Row:
     try:
-        return act()
+        row = act()
     except LoraFsError as error:
         return _row(name, "failed", str(error))
+    if row["outcome"] in WRITTEN:
+        context.written.append(row["what"])
+    return row
 
 
 def _local(source: str, named: str) -> Path:

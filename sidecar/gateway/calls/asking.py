@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import TemporaryError
-from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.gateway.watch import NO_FILES, NO_MORE, Watch
 
 MARGIN_S: Final = 10.0  # over what a replica itself waits
 LOOK_S: Final = 0.2  # between two looks at which replicas are in
@@ -145,6 +145,8 @@ class Asking:
                 text = await answer.read()
                 return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
         except aiohttp.ClientConnectorError as error:
+            if error.errno in NO_FILES:
+                return Said(replica, 503, NO_MORE.encode(), {}, has_answered=False)
             why = f"replica {replica} takes no connection: {error}"
             return Said(replica, 0, why.encode(), {}, has_answered=False)
         except (aiohttp.ClientError, TimeoutError) as error:
