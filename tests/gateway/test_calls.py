@@ -130,6 +130,7 @@ def test_a_gateway_without_files_blames_no_replica_for_a_call(number: int, statu
             asking.session = session
             said = await asking.one("r0", Call("POST", "/pause", {}))
             assert (said.status, "r0" in asking.watch.ready) == (status, stays)
+            assert ("retry-after" in said.headers) == stays
 
     asyncio.run(scenario())
 

@@ -146,7 +146,7 @@ class Asking:
                 return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
         except aiohttp.ClientConnectorError as error:
             if error.errno in NO_FILES:
-                return Said(replica, 503, NO_MORE.encode(), {}, has_answered=False)
+                return Said(replica, 503, NO_MORE.encode(), {"retry-after": "1"}, has_answered=False)
             why = f"replica {replica} takes no connection: {error}"
             return Said(replica, 0, why.encode(), {}, has_answered=False)
         except (aiohttp.ClientError, TimeoutError) as error:
