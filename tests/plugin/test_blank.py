@@ -93,13 +93,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_step_goes_on(manager: TieredWorkerManager) -> None:
+def test_the_step_goes_on(manager: TieredWorkerManager, caplog: pytest.LogCaptureFixture) -> None:
     mapping = SimpleNamespace(index_mapping=(7, 8, 0), prompt_mapping=(7, 8, 0))
     manager.set_active_adapters({LOST, FINE}, mapping)
     assert manager._adapter_manager.ran == [8]
     assert manager.tiers.entries.keys() == {8}, "nothing stands for an adapter that is not there"
     assert manager.counters["blank_runs"] == 1
     assert "/gone/adapter_config.json" in manager.failures[7]
+    assert "/gone/adapter_config.json" in caplog.text
 
 
 def test_a_slot_that_cannot_be_filled(manager: TieredWorkerManager, clock: Clock) -> None:
@@ -120,6 +121,18 @@ def test_a_slot_that_cannot_be_filled(manager: TieredWorkerManager, clock: Clock
     entry = manager.tiers.entries[8]
     assert (entry.size_bytes, entry.pinned, {*entry.holders}) == (10, True, {STOCK})
     assert manager.blank == {}
+
+
+def test_what_vllms_own_calls_hold_stays(manager: TieredWorkerManager, clock: Clock) -> None:
+    """Nothing would load it anew; the next step tries it again at once."""
+    manager.add_adapter(FINE)
+    manager._adapter_manager.deactivate_adapter(8)
+    manager._adapter_manager.failures = [MemoryError()]
+    manager.set_active_adapters({FINE}, None)
+    manager.forget_blank(8)
+    assert manager.tiers.entries.keys() == {8}
+    manager.set_active_adapters({FINE}, None)
+    assert (manager._adapter_manager.ran[-1], manager.blank) == (8, {})
 
 
 def test_a_folder_that_comes_late(manager: TieredWorkerManager, clock: Clock) -> None:

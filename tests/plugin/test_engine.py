@@ -24,6 +24,7 @@ from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, LOOK_MOST_S, InProcess
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.managers import STOCK
+from lora_fs.worker_patch.worker.slots.steps import Blank
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom
 from tests.plugin.without_tensors import Worker
 from tests.reconcile.test_plan import RECORD
@@ -275,6 +276,43 @@ async def test_what_ran_blank_is_asked_for_anew(site: Site) -> None:
     with api.using(request):
         await api.hold(request)
     assert site.calls.count("hold") == 1
+
+
+@pytest.mark.parametrize("call", ["hold", "load"])
+async def test_a_blank_run_that_overtakes_an_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It was of another API server's request: this server asks again before it lets one of its own pass."""
+    monkeypatch.setattr(in_process, "ALONE_S", 20.0)  # one call a load
+    api, answer = site.server("only", servers=1), site.rpc
+
+    async def run_blank() -> None:
+        async with api.answering(LoRARequest("sql", 7, "/p")):
+            site.worker.notices.blank(7, "no memory")
+            await asyncio.Event().wait()
+
+    async def overtaken(method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        answers = await answer(method, args)
+        if args[0] == call:
+            patch.undo()
+            site.worker.blank[7] = Blank(0, 1e9)
+            with pytest.raises(EngineUnavailable, match="no memory"):
+                await run_blank()
+        return answers
+
+    if call == "hold":
+        await api.load("sql", "/p", record(7))
+        site.now += LINGER_S
+        await api.loaded()
+    with monkeypatch.context() as patch:
+        patch.setattr(api._client, "collective_rpc", overtaken)
+        if call == "load":
+            await api.load("sql", "/p", record(7))
+        with api.using(api.requests["sql"]):
+            assert not await api.hold(api.requests["sql"])
+            await api.load("sql", "/p", record(7))
+            assert await api.hold(api.requests["sql"])
+    assert site.worker.blank == {}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["for good", "and wanted again"])
@@ -694,7 +732,7 @@ async def test_a_temporary_folder_of_a_long_name(
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("VLLM_RPC_BASE_PATH", short)
         await site.api[0].load("sql", "/p", record(7))
-        assert site.api[0]._listen().path.startswith(short)
+        assert site.api[0]._listener.path.startswith(short)
 
 
 async def test_adapters_that_one_step_lost_together(site: Site) -> None:

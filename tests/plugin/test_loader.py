@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.worker_patch.worker.load.loader import NICENESS, Done, Loader
+from lora_fs.worker_patch.worker.load.loader import NICENESS, THREADS, Done, Loader
 
 
 @pytest.fixture
@@ -40,12 +40,10 @@ def test_a_load_is_started_once_and_told_once(loader: Loader[str]) -> None:
 
     for _ in range(32):
         loader.start(7, prepare)
-    assert loader.loading(7)
     assert loader.collect() == []
     go.set()
     done = collected(loader)
     assert (done.id, done.adapter, done.reason, ran) == (7, "weights", "", [1])
-    assert not loader.loading(7)
     assert loader.collect() == []
 
 
@@ -60,6 +58,19 @@ def test_what_fails_beside_the_loads_is_told(loader: Loader[str], caplog: pytest
     assert collected(loader).adapter == "weights"
     loader._threads.shutdown()
     assert "no memory" in caplog.text
+
+
+def test_without_a_thread_for_it_nobody_fails(
+    loader: Loader[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who asks for it has loads to take in, which nobody else ever would."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    loader.later(lambda: None)
+    assert "can't start new thread" in caplog.text
 
 
 @pytest.mark.parametrize(("error", "reason"), [(ValueError("rank 64"), "rank 64"), (KeyError(), "KeyError")])
@@ -84,6 +95,39 @@ def test_a_stuck_load_delays_no_other(loader: Loader[str]) -> None:
     assert collected(loader).id == 2
     go.set()
     assert collected(loader).id == 1
+
+
+def test_a_load_that_nobody_wants_any_more(loader: Loader[str]) -> None:
+    """One that waits for a thread does not begin, and what the others bring is dropped."""
+    usual, go, ran = sys.getswitchinterval(), threading.Event(), list[int]()
+    running = range(THREADS + 1)
+    for adapter in running:
+        loader.start(adapter, lambda: str(go.wait(20)))
+
+    def run() -> str:
+        ran.append(9)
+        return "weights"
+
+    loader.start(9, run)
+    for adapter in (*running, 9, 9):
+        loader.forget(adapter)
+    assert sys.getswitchinterval() == usual
+    go.set()
+    loader._threads.shutdown()
+    assert (ran, loader.collect()) == ([], [])
+
+
+def test_who_waits_for_a_load_has_it(loader: Loader[str]) -> None:
+    """Or waits as long as it said, and for none that is not there."""
+    go = threading.Event()
+    loader.start(1, lambda: str(go.wait(20)))
+    loader.wait(1, 0)
+    assert loader.collect() == []
+    go.set()
+    loader.wait(1, 60)
+    [done] = loader.collect()
+    assert (done.id, done.adapter) == (1, "True")
+    loader.wait(1, 60)
 
 
 def test_the_interpreters_lock_changes_hands_sooner_while_loading(loader: Loader[str]) -> None:

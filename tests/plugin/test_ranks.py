@@ -39,9 +39,9 @@ class HandOperated:
     def end(self, adapter: int) -> None:
         prepare, ended = self.jobs.pop(adapter)
         try:
-            self.done.append(Done(adapter, 0, prepare()))
+            self.done.append(Done(adapter, prepare()))
         except ValueError as error:
-            self.done.append(Done(adapter, 0, None, str(error)))
+            self.done.append(Done(adapter, None, reason=str(error)))
         ended(self.done[-1].adapter)
 
     def collect(self) -> list[Done[Any]]:

@@ -20,6 +20,7 @@ from lora_fs.kernels.memory.extents import StorageFullError
 from lora_fs.kernels.weights.slabs import Slab
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.load import loader
 from lora_fs.worker_patch.worker.load.alike import Alike
 from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.loader import Loader
@@ -45,6 +46,9 @@ class Files:
         (folder / "adapter_config.json").write_text(json.dumps(told))
         self.path = str(folder)
         self.size_bytes = (folder / "adapter_model.safetensors").stat().st_size
+
+    def break_it(self) -> None:
+        Path(self.path, "adapter_model.safetensors").write_bytes(b"")
 
     @property
     def request(self) -> LoRARequest:
@@ -161,6 +165,37 @@ def test_a_load_that_cannot_be_begun(make: Make, files: Files, monkeypatch: pyte
     assert load(manager, files)["state"] == "ready"
 
 
+def test_the_seconds_of_loads_are_of_those_that_are_counted(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each from its start to its end, whenever somebody asks; of none that failed."""
+    manager, now = worker(make, 2 * files.size_bytes), [100.0]
+    monkeypatch.setattr(loader, "monotonic", lambda: now[0])
+    prepare = manager._prepare
+
+    def takes_5_s(request: LoRARequest, **how: bool) -> Resident:
+        now[0] += 5
+        return prepare(request, **how)
+
+    monkeypatch.setattr(manager, "_prepare", takes_5_s)
+    (broken := Files(Path(files.path).with_name("broken"))).break_it()
+    assert load(manager, broken, id=ID + 1)["state"] == "failed"
+    load(manager, files, wait_s=0)
+    manager._loader.wait(ID, 60)
+    now[0] += 60
+    assert load(manager, files)["state"] == "ready"
+    assert (manager.counters["host_loads"], manager.counters["host_load_seconds"]) == (1, 5)
+
+
+def test_vllms_own_call_is_no_request(make: Make, files: Files) -> None:
+    """It counts neither as one that found its adapter, nor as one that did not."""
+    manager = worker(make, 2 * files.size_bytes)
+    manager.add_adapter(files.request)
+    counters = manager.tiers.counters
+    assert (counters["cpu_hits"], counters["cpu_misses"]) == (0, 0)
+    assert manager.tiers.entries[ID].holders.keys() == {STOCK}
+
+
 def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it holds it goes on holding when the load ends."""
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
@@ -217,8 +252,8 @@ def test_a_step_that_cannot_wait_for_a_load(
     assert manager.blank.keys() == {ID}
     go.set()
     manager.wait(ID, 20)
-    assert load(manager, files, again=False)["state"] == "ready"
     assert (manager.blank, manager.failures) == ({}, {})
+    assert load(manager, files, again=False)["state"] == "ready"
     assert manager.tiers.entries[ID].size_bytes > 0
 
 
@@ -237,6 +272,7 @@ def test_nobody_goes_for_what_nobody_asked_for(
 
     monkeypatch.setattr(manager, "_prepare", reading)
     manager.tiers.admit(1, int(1.5 * files.size_bytes))
+    manager.named[1] = "other"
     size_bytes = int(said * files.size_bytes)
     for _ in range(3):
         assert load(manager, files, spare=True, size_bytes=size_bytes)["state"] in ("full", "loading")
@@ -245,6 +281,9 @@ def test_nobody_goes_for_what_nobody_asked_for(
     assert manager.tiers.entries.keys() == {1}
     assert load(manager, files, size_bytes=size_bytes)["state"] == "ready"
     assert manager.tiers.entries.keys() == {ID}
+    manager.remove(ID)
+    assert load(manager, files)["state"] == "ready"
+    assert manager.named == {ID: "support"}, "what was evicted leaves no name"
 
 
 def test_who_is_held_is_on_its_way_to_the_device(

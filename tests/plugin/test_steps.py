@@ -126,6 +126,17 @@ def test_a_static_adapter_comes_back(
     assert manager.tiers.entries[1].holders.keys() == {STOCK}
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_each_step_has_its_sampled_rows_first(make: Make, tmp_path: Path, kernels: str) -> None:
+    """Then its prompts' rows; also a step that has the same adapters and rows as the one before."""
+    manager, request = worker(make, ROOM, kernels=kernels), LoRARequest("a", 8, Files(tmp_path / "a").path)
+    wrapper: Any = manager._adapter_manager.punica_wrapper_mapping["language_model"]
+    for _ in range(2):
+        manager.set_active_adapters({request}, mapping(8, 0))
+        assert wrapper.plan_of_logits(2) is wrapper.sampled
+        assert wrapper.plan_of_logits(2) is not wrapper.sampled
+
+
 def serves(manager: TieredWorkerManager, files: Files) -> bool:
     """Whether a step reads the weights of these files."""
     there = load_file(files.path + "/adapter_model.safetensors")["base_model.model.o_proj.lora_A.weight"]
@@ -172,6 +183,13 @@ def test_a_request_in_place_has_the_new_weights(
     manager.set_active_adapters({in_place(again)}, mapping(ID))
     assert serves(manager, again)
     assert reads == [one.path, two.path, two.path]
+
+
+def test_add_lora_reads_an_adapter_once(make: Make, tmp_path: Path, reads: list[str]) -> None:
+    files, manager = Files(tmp_path / "one"), worker(make, ROOM)
+    for _ in range(2):
+        assert manager.add_adapter(LoRARequest("policy", ID, files.path))
+    assert reads == [files.path]
 
 
 def test_what_add_lora_read_in_place_no_step_reads_again(

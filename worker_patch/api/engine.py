@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import vllm
@@ -68,8 +69,7 @@ class InProcess:
         self._timeout_s, self._clock = timeout_s, clock
         self._sequence = self._serving = 0
         self._loading: Counter[int] = Counter()
-        # The adapters of other API servers of this engine are unknown, as are those of the engines that this
-        # one steps together with, if each has a front end of its own.
+        # Else others' requests are unknown: another API server's, or of engines that step with this one.
         parallel = client.vllm_config.parallel_config
         self._only = parallel._api_process_count == 1 and not parallel.local_engines_only
         self._in_flight: Counter[int] = Counter()
@@ -78,7 +78,6 @@ class InProcess:
         self.requests: dict[str, LoRARequest] = {}
         self.seen: list[Answer] = []
         self._steps_on: set[int] = set()
-        self._listener: Listener | None = None
         self._answering: dict[asyncio.Timeout, tuple[int, str | None]] = {}  # adapter, why it is lost
         self._blank_runs: Counter[int] = Counter()  # of each adapter, as far as this server was notified
 
@@ -134,23 +133,23 @@ class InProcess:
             "spare": spare,
         }
         self._loading[spec.int_id] += 1
+        blank_runs = self._blank_runs[spec.int_id]
         try:
-            with self._listen().of(spec.int_id) as waiting:
+            with self._listener.of(spec.int_id) as waiting:
                 await self._load(public_of(name), ask, waiting)
         finally:
             self._loading -= Counter([spec.int_id])
         self.requests[name] = request_for(name, spec.int_id, path, self._blank_runs)
-        self._held[spec.int_id] = self._clock()
+        if blank_runs == self._blank_runs[spec.int_id]:  # else the next request asks whether it is there
+            self._held[spec.int_id] = self._clock()
 
     async def _load(self, name: str, ask: Answer, waiting: Waiting) -> None:
         """Ask, and ask again when the workers say that their loads ended, until each has it."""
         started, again, look_s = self._clock(), True, LOOK_S
         admit: Answer | None = None
         while True:
-            alone = self._only and not self._serving and self._loading.total() == 1
-            answers = await self._call(
-                "load", **ask, again=again, admit=admit, wait_s=ALONE_S if alone else 0
-            )
+            wait_s = ALONE_S if self._only and not self._serving and self._loading.total() == 1 else 0
+            answers = await self._call("load", **ask, again=again, admit=admit, wait_s=wait_s)
             states = {answer["state"]: answer["reason"] for answer in answers}
             waited_s = self._clock() - started
             if "failed" in states:
@@ -288,14 +287,16 @@ class InProcess:
         adapter = request.lora_int_id
         if adapter in self._held:
             return True
+        blank_runs = self._blank_runs[adapter]
         answers = await self._call("hold", id=adapter)
         if not all(answer["held"] for answer in answers):
             disagree = len({(a["engine"], a["held"]) for a in answers}) > len({a["engine"] for a in answers})
             if disagree and not self._loading[adapter]:  # one rank lost it: all begin anew, and agree again
                 await self._call("drop", id=adapter)
             return False
-        self._held[adapter] = self._clock()
-        return True
+        if blank_runs == self._blank_runs[adapter]:  # else a step ran it blank since
+            self._held[adapter] = self._clock()
+        return adapter in self._held
 
     async def _sync(self, linger_s: float) -> set[int]:
         """Send the worker the holds: every adapter used in the last ``linger_s``; see what is where.
@@ -328,14 +329,13 @@ class InProcess:
 
     # -- the call --------------------------------------------------------------------------------
 
-    def _listen(self) -> Listener:
-        if self._listener is None:
-            self._listener = Listener(self._lost, beside=envs.VLLM_RPC_BASE_PATH)  # where vLLM's own are
-        return self._listener
+    @cached_property
+    def _listener(self) -> Listener:
+        return Listener(self._lost, beside=envs.VLLM_RPC_BASE_PATH)  # where vLLM's own are
 
     async def _call(self, call: str, **ask: Any) -> list[Answer]:
         self._sequence += 1
-        ask |= {"user": self._user, "sequence": self._sequence, "notices": self._listen().path}
+        ask |= {"user": self._user, "sequence": self._sequence, "notices": self._listener.path}
         try:
             # vLLM fails the calls that come after an engine's death, and none that waits for its answer then.
             async with self._ending.waiting(late=True), asyncio.timeout(self._timeout_s):

@@ -85,7 +85,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         if adapter not in self.tiers.entries or lora_request.load_inplace:
             self._load_now(lora_request)
         self.blank.pop(adapter, None)
-        self.tiers.hold(adapter, STOCK, 0)
+        self.tiers.keep(adapter, STOCK, 0)
         if not self._adapter_manager.asleep:
             with suppress(NoRoom):  # the step that needs it finds it a slot
                 self._adapter_manager.activate_adapter(adapter)
@@ -197,7 +197,6 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
     def collect(self) -> None:
         """See which loads ended. One rank alone admits them; of several each waits for ``admit``."""
         for done in self._loader.collect():
-            self.counters["host_load_seconds"] += done.took_s
             if done.adapter is None:
                 self._fail(done.id, done.reason)
             self.under_way.ended(done)
@@ -223,7 +222,6 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         self.forget_blank(adapter)  # of a step that could not wait for this
         self.failures.pop(adapter, None)
         if adapter in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
-            self.tiers.cancel(adapter)
             self.tiers.entries[adapter].users.add(str(load.user))
             return
         try:
@@ -234,6 +232,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
             return
         self.tiers.entries[adapter].users.add(str(load.user))
         self.counters["host_loads"] += 1
+        self.counters["host_load_seconds"] += load.took_s
         self.counters["host_loads_alike"] += brought.alike
         self.counters["host_load_bytes"] += size
         layers, packed, room = self._adapter_manager.layers, brought.slab.data.nbytes, self.tiers.free_bytes

@@ -48,7 +48,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
             return {"state": "failed", "reason": str(error)}
         except NoRoom as error:
             return {"state": "full", "reason": str(error)}
-    if ask["wait_s"] and manager.loading(adapter):
+    if ask["wait_s"]:
         manager.wait(adapter, ask["wait_s"])
     if adapter in manager.tiers.entries:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])

@@ -14,12 +14,12 @@ import logging
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Generic, TypeVar
 
 from lora_fs.worker_patch import processors
@@ -35,11 +35,11 @@ NICENESS = 10  # a tenth of a step's thread's share of a processor that both wan
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Prepared]):
-    """A load that ended. ``took_s``: from its start; ``reason``: why there is no ``adapter``."""
+    """A load that ended. ``took_s``: from its start to its end; ``reason``: why there is no ``adapter``."""
 
     id: int
-    took_s: float
     adapter: Prepared | None
+    took_s: float = 0.0
     reason: str = ""
 
 
@@ -48,7 +48,7 @@ class Loader(Generic[Prepared]):
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS + 1, "lora-fs-load", initializer=_step_aside)
-        self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
+        self._jobs: dict[int, Future[tuple[Prepared, float]]] = {}
         self._usual_switch_s = sys.getswitchinterval()
 
     def start(
@@ -62,48 +62,49 @@ class Loader(Generic[Prepared]):
         Args:
             ended: called by the load's thread with what the load brought, None if it failed.
         """
+        started = monotonic()
+
+        def timed() -> tuple[Prepared, float]:
+            return prepare(), monotonic() - started
+
         if adapter not in self._jobs:
-            job = self._threads.submit(prepare), time.monotonic()
-            if not self._jobs:
-                self._usual_switch_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
+            job = self._threads.submit(timed)
+            sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
             self._jobs[adapter] = job
-            job[0].add_done_callback(lambda future: ended(_brought(future)))
+            job.add_done_callback(lambda future: ended(_brought(future)))
 
     def forget(self, adapter: int) -> None:
         """Drop a load, if there is one: it does not begin, or its result is discarded."""
         job = self._jobs.pop(adapter, None)
         if job is not None:
-            job[0].cancel()
+            job.cancel()
             self._rest()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run ``work`` in a thread that nobody waits for; logs an error."""
-        self._threads.submit(work).add_done_callback(_tell)
-
-    def loading(self, adapter: int) -> bool:
-        """Whether a load of it is under way or waits to be collected."""
-        return adapter in self._jobs
+        """Run ``work`` in a thread that nobody waits for; logs an error, also that no thread is left."""
+        try:
+            self._threads.submit(work).add_done_callback(_tell)
+        except RuntimeError as error:
+            logger.warning("beside the loads: %r", error)
 
     def wait(self, adapter: int, most_s: float) -> None:
         """Let its load have the processor, and the interpreter's lock, until it ends or for ``most_s``."""
         if adapter in self._jobs:
-            futures.wait([self._jobs[adapter][0]], most_s)
+            futures.wait([self._jobs[adapter]], most_s)
 
     def collect(self) -> list[Done[Prepared]]:
         """The loads that ended since the last call."""
         ended = []
-        for adapter, (future, started) in list(self._jobs.items()):
-            if not future.done():
+        for adapter, job in list(self._jobs.items()):
+            if not job.done():
                 continue
             del self._jobs[adapter]
-            took_s = time.monotonic() - started
-            error = future.exception()
+            error = job.exception()
             if error is None:
-                ended.append(Done(adapter, took_s, future.result()))
+                ended.append(Done(adapter, *job.result()))
             else:
                 logger.warning("adapter %d is not loaded: %r", adapter, error)
-                ended.append(Done(adapter, took_s, None, str(error) or type(error).__name__))
+                ended.append(Done(adapter, None, reason=str(error) or type(error).__name__))
         if ended:
             self._rest()
         return ended
@@ -113,8 +114,8 @@ class Loader(Generic[Prepared]):
             sys.setswitchinterval(self._usual_switch_s)
 
 
-def _brought(future: Future[Prepared]) -> Prepared | None:
-    return None if future.cancelled() or future.exception() is not None else future.result()
+def _brought(job: Future[tuple[Prepared, float]]) -> Prepared | None:
+    return None if job.cancelled() or job.exception() is not None else job.result()[0]
 
 
 def _tell(done: Future[object]) -> None:

@@ -38,6 +38,10 @@ class Load(Generic[Prepared]):
         return self.done.adapter if self.done is not None else None
 
     @property
+    def took_s(self) -> float:
+        return self.done.took_s if self.done is not None else 0.0
+
+    @property
     def failed(self) -> bool:
         return self.done is not None and self.done.adapter is None
 

@@ -83,10 +83,8 @@ class Steps:
 
     def _begins(self, ids: set[int], requests: set[Any]) -> bool:
         """Whether a step has anything to do before it runs: most go on with what the last one had."""
-        if not self.tiers.goes_on(ids):
-            return True
         active = self._adapter_manager._active_adapters
-        if any(adapter not in active and not self._waits(adapter) for adapter in ids):
+        if not self.tiers.goes_on(ids) or any(adapter not in active for adapter in ids):
             return True
         return any(self.in_place.asks(one) for one in requests if one)
 
