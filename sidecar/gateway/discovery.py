@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.format.layout import Layout
 
 DNS: Final = "dns"
 MAX_REPLICAS: Final = 1000
+BEYOND: Final = f"beyond {MAX_REPLICAS}"  # stands in a URL's place
 READ_S: Final = 10.0
 MOST_SHOWN: Final = 200  # characters of an address that is refused
 
@@ -104,6 +105,8 @@ class Registered:
 def _add(found: dict[str, str | None], url: str) -> None:
     """Add a URL that another party named. A refused one is reported, and disturbs no other."""
     if len(found) >= MAX_REPLICAS:
+        if url not in found:
+            found[BEYOND] = f"a gateway asks at most {MAX_REPLICAS} replicas: the others get no requests"
         return
     try:
         found.setdefault(checked(url), None)

@@ -315,7 +315,10 @@ class Watch:
         capacity = None if free is None else int(free) + max(len(loaded), seen.loaded)
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
-        names = frozenset(str(one) for one in told["model"].get("served_names", ()))
+        served: list[object] = told["model"].get("served_names", [])
+        if not isinstance(served, list):
+            raise TypeError("served_names is no list")
+        names = frozenset(map(_text, served))
         if seen.why:
             logger.info("replica %s is in", name, extra=event("gateway.replica_in", url=seen.url))
         seen.why, seen.digests = "", digests

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from lora_fs.sidecar.gateway.choice import AHEAD, LOADS, PATIENCE_S, Choice, Reason
+from lora_fs.sidecar.gateway.outliers import BASE_S, FAILURES, Outcome
 from lora_fs.sidecar.gateway.routing import UNTOLD_S, Router, Ticket
 
 
@@ -239,6 +240,9 @@ def test_a_request_at_a_replica_that_is_lost_ends_there() -> None:
     router.answered(tickets[2], served=True)
     (peer,) = router.peers
     assert (peer.in_flight, [*peer.loading], [*peer.resident]) == (1, ["a"], [])
+    router.report("r0", ["a"], 1, 100.0)
+    asked(router, "b")
+    assert [*peer.resident] == ["a"], "the request that is there now still uses it"
 
 
 def test_a_request_that_waits_starts_at_a_report_once_a_load_has_grown_old() -> None:
@@ -279,6 +283,54 @@ def test_a_load_takes_no_place_of_an_adapter_that_a_request_uses() -> None:
     router.leave(second)
     asked(router, "c")
     assert [*peer.resident] == []
+
+
+def test_a_report_that_names_an_adapter_ends_its_load() -> None:
+    """Before its answer: the next adapter may be loaded there."""
+    router = Router(Clock())
+    router.report("r0", [], 8, 100.0)
+    loading(router)
+    asked(router, "a")
+    _, waits = asked(router, "b")
+    assert waits == []
+    router.report("r0", ["a"], 8, 100.0)
+    assert [one.reason for one in waits] == [Reason.COLD]
+
+
+def test_an_ejected_replica_gets_no_request_until_its_time_is_over() -> None:
+    """A request that the other one did not take gets it nevertheless."""
+    clock = Clock()
+    router = Router(clock)
+    for name in ("r0", "r1"):
+        router.report(name, [], 8, clock.now)
+    first, other = router.order("a")
+    for number in range(FAILURES):
+        assert router.ejections == 0
+        assert (router.told(first, Outcome.FAILED) is None) == (number < FAILURES - 1)
+    assert (router.ejections, dict(router.ejected)) == (1, {first: BASE_S})
+    ticket, choices = asked(router, "a")
+    assert [one.peer and one.peer.name for one in choices] == [other]
+    retried: list[Choice] = []
+    router.ask(Ticket("a", retried.append, tried=frozenset({other})))
+    assert [one.peer and one.peer.name for one in retried] == [first], "no other one is left"
+    router.leave(ticket)
+    clock.now += BASE_S
+    assert router.ejected == {}
+
+
+def test_a_replica_that_was_emptied_is_ejected_no_longer() -> None:
+    """It restarted, and what failed before tells nothing of it."""
+    router = Router(Clock())
+    for name in ("r0", "r1"):
+        router.report(name, [], 8, 100.0)
+    for _ in range(FAILURES):
+        router.told("r0", Outcome.FAILED)
+    router.lost("r0")
+    router.report("r0", [], 8, 100.0)
+    assert [*router.ejected] == ["r0"]
+    router.lost("r0", emptied=True)
+    router.report("r0", [], 8, 100.0)
+    assert router.ejected == {}
 
 
 class Fleet(RuleBasedStateMachine):

@@ -51,6 +51,7 @@ LIES = {
     "a list": "[]",
     "no JSON": "<html>",
     "a model that is a word": json.dumps({**TRUE, "model": "tiny"}),
+    "names that are a word": json.dumps({**TRUE, "model": {"name": "tiny", "served_names": "sql"}}),
     "a queue without end": json.dumps({**TRUE, "queue": {"running": 0, "waiting": 1}}).replace(
         '"waiting": 1', '"waiting": 1e999'
     ),
@@ -362,6 +363,23 @@ def test_a_replica_that_writes_a_wrong_address_disturbs_no_other(url: str, tmp_p
     assert "address" in why
     assert len(told) + len(why) < 2000
     assert JSONResponse({told: why}).body
+
+
+def test_a_fleet_with_more_replicas_than_a_gateway_asks_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are too many get no requests, and the view and the log say why."""
+    monkeypatch.setattr(discovery, "MAX_REPLICAS", 2)
+    with closing(Registry(tmp_path, create=True)) as registry:
+        for number in range(4):
+            url = f"http://10.0.0.{number}:8001"
+            status = ReplicaStatus(replica=f"r{number}", model="tiny", namespaces=(), url=url)
+            registry.layout.replica(status.replica).write_bytes(seal(status))
+        found = dict(asyncio.run(Registered(registry.layout, "tiny").find()))
+    why = found.pop(discovery.BEYOND)
+    assert found == {"http://10.0.0.0:8001": None, "http://10.0.0.1:8001": None}
+    assert why is not None
+    assert "the others get no requests" in why
 
 
 def test_a_look_at_a_slow_registry_counts_once_it_has_ended(

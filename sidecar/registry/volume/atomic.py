@@ -55,7 +55,7 @@ def unavailable(error: OSError, what: str) -> VolumeUnavailable:
         errno.EACCES: "permission denied: check the owner and fsGroup",
         errno.EEXIST: "a file or a broken link is in the way of a folder",
         errno.ENOTDIR: "a file or a broken link is in the way of a folder",
-    }.get(error.errno or 0, "the volume did not answer; it is retried")
+    }.get(error.errno or 0, "is the volume mounted, and does it answer?")
     return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
 
