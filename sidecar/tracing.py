@@ -44,10 +44,12 @@ def start(exporter: str, instance: str) -> Callable[[], None]:
     if exporter == "off":
         return lambda: None
     try:
+        from opentelemetry import propagate  # its import reads OTEL_PROPAGATORS
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        propagate.get_global_textmap()
         sends = BatchSpanProcessor(_exporter(exporter))
     except ImportError as error:
         raise InputError(f"LORA_FS_TRACES={exporter} needs OpenTelemetry: {install_extra('otel')}") from error

@@ -7,14 +7,14 @@ of the request is: ``Refused``.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import TemporaryError
@@ -60,6 +60,47 @@ class Answer:
     ttft_ms: float | None = None
     tokens_per_s: float | None = None
     adapter: str | None = None
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)  # ignores unknown fields
+
+
+class _Delta(_Part):
+    content: str | None = None
+
+
+class _Likely(_Part):
+    token: str
+    logprob: float
+
+
+class _Token(_Part):
+    top_logprobs: list[_Likely] | None = None
+
+
+class _Logprobs(_Part):
+    """Of each token of an event: a completion has ``top_logprobs``, a chat ``content``."""
+
+    top_logprobs: list[dict[str, float] | None] | None = None
+    content: list[_Token] | None = None
+
+
+class _Choice(_Part):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: Any = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(_Part):
+    completion_tokens: int | None = Field(None, le=1 << 32)
+
+
+class _Event(_Part):
+    error: Any = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
 
 
 async def find_model(
@@ -164,20 +205,20 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, began: float) 
         if data == b"[DONE]":
             break
         event = _event(data)
-        if "error" in event:
-            raise _failure(event["error"])
+        if event.error is not None:
+            raise _failure(event.error)
         now = time.perf_counter()
-        for choice in event.get("choices") or ():
-            piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        for choice in event.choices or ():
+            piece = choice.text or (choice.delta is not None and choice.delta.content) or ""
             last = now if piece else last
-            if first is None and (piece or choice.get("finish_reason")):
+            if first is None and (piece or choice.finish_reason):
                 first = now
-                answer.likely.update(_likely(choice.get("logprobs")))
+                answer.likely.update(_likely(choice.logprobs))
             parts.append(piece)
             length += len(piece)
         if length > MOST_ANSWER_CHARS:
             raise Refused(200, f"the answer is longer than {MOST_ANSWER_CHARS} characters")
-        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+        tokens = (event.usage and event.usage.completion_tokens) or tokens
     else:
         raise ReplicaAway("the answer broke off")
     answer.text = "".join(parts)
@@ -195,14 +236,11 @@ async def _end(response: aiohttp.ClientResponse) -> None:
                 pass
 
 
-def _event(data: bytes) -> Mapping[str, Any]:
+def _event(data: bytes) -> _Event:
     try:
-        event = json.loads(data)
-    except ValueError as error:
+        return _Event.model_validate_json(data)
+    except ValidationError as error:
         raise ReplicaAway(f"no answer of an OpenAI API: {shown(str(data[:100]))}") from error
-    if not isinstance(event, dict):
-        raise ReplicaAway(f"no answer of an OpenAI API: {shown(str(data[:100]))}")
-    return event
 
 
 def _failure(error: Any) -> Exception:
@@ -211,14 +249,14 @@ def _failure(error: Any) -> Exception:
     return ReplicaAway(told) if code in (500, *AWAY) else Refused(200, told)
 
 
-def _likely(logprobs: Any) -> dict[str, float]:
-    """Log-probabilities of the first token: a completion has a mapping, a chat a list."""
-    if not isinstance(logprobs, dict):
+def _likely(logprobs: _Logprobs | None) -> dict[str, float]:
+    """Log-probabilities of the first token."""
+    if logprobs is None:
         return {}
-    if first := (logprobs.get("top_logprobs") or [None])[0]:
-        return dict(first)
-    content = logprobs.get("content") or [{}]
-    return {one["token"]: one["logprob"] for one in content[0].get("top_logprobs") or ()}
+    if logprobs.top_logprobs:
+        return logprobs.top_logprobs[0] or {}
+    first = logprobs.content[0] if logprobs.content else _Token()
+    return {one.token: one.logprob for one in first.top_logprobs or ()}
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os.path
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def check(path: Path, *, scored: bool = False) -> Data:
         InputError: with file, line, field and reason of each broken line, the first few in full; or it is a
             pipe, which gives its lines once.
     """
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise InputError(f"{path} is no regular file, and cases are read twice: write them to a file")
     digest, count, broken = hashlib.sha256(), 0, list[str]()
     wrong = 0

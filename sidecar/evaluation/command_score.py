@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
+import signal
+from contextlib import suppress
 from typing import Final
 
 from lora_fs.sidecar.errors import InputError
@@ -35,17 +38,20 @@ class ByCommand:
         sent = json.dumps({"case": case.model_dump(mode="json", exclude_none=True), "answer": answer.text})
         pipe = asyncio.subprocess.PIPE
         try:
-            process = await asyncio.create_subprocess_exec(*self._words, stdin=pipe, stdout=pipe, stderr=pipe)
+            process = await asyncio.create_subprocess_exec(
+                *self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
         except OSError as error:
             raise InputError(f"{self._what}: {error.strerror or error}") from error
         try:
             out, err = await asyncio.wait_for(process.communicate(sent.encode()), self._timeout_s)
-        except TimeoutError as error:
-            raise InputError(f"{self._what} took more than {self._timeout_s:g} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the pipes, too
+            await process.communicate()
+            if isinstance(error, TimeoutError):
+                raise InputError(f"{self._what} took more than {self._timeout_s:g} s") from error
+            raise
         if process.returncode != 0:
             why = shown(err.decode(errors="replace")[-500:])
             raise InputError(f"{self._what} exits {process.returncode}: {why}")

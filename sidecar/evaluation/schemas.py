@@ -32,6 +32,8 @@ def meets(written: str) -> Callable[[str], bool]:
         jsonschema: Any = importlib.import_module("jsonschema")
     except ImportError as error:
         raise OperatorError(f"json_schema needs jsonschema: {install_extra('evaluate')}") from error
+    if isinstance(schema, dict) and not isinstance(schema.get("$schema", ""), str):
+        raise ValueError("json_schema is no schema: $schema is no text")
     _check_patterns(schema)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
@@ -47,6 +49,8 @@ def meets(written: str) -> Callable[[str], bool]:
             validator.is_valid(example)
         except referencing.exceptions.Unresolvable as error:
             raise ValueError(f"no answer can meet this: the schema refers to {error.ref}") from error
+        except RecursionError as error:
+            raise ValueError("no answer can meet this: the schema refers to itself") from error
         except ArithmeticError:
             continue
 

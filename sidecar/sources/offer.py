@@ -113,6 +113,12 @@ class Offer:
         return len(self.pieces) == 1 and self.pin == f"sha256:{self.pieces[0].sha256}"
 
 
+def unmarked(pin: str | None) -> str | None:
+    """Return what of a recorded pin pins the bytes; None: nothing does."""
+    words = (pin or "").split(" ")
+    return " ".join(words[:-1] if words[-1].startswith(_OF_URL) else words) or None
+
+
 def is_of(pin: str | None, uri: Uri) -> bool:
     """Whether what a record pins so may have come from ``uri``, in the form that the record prints."""
     words = (pin or "").split(" ")

@@ -29,7 +29,7 @@ LONGEST = 4_096
 
 _ALIKE = re.compile(r"(.*?):(/+)(.*)", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[([0-9A-Fa-f:.]+)\])(?::\d{1,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{1,5}))?")
 _PORT = re.compile(r":[^\]]*$")  # or the beginning of a password; not in an address in brackets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # of a bucket, or of an organisation
 _SHA256 = re.compile(r"sha256=([0-9A-Fa-f]{64})")
@@ -137,8 +137,8 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         raise InputError(f"{told}: what stands behind # is no #sha256= with 64 hex digits")
     if query and scheme in NO_QUERY:
         raise InputError(f"{told}: {scheme}:// takes no query: leave out what stands behind ?")
-    if scheme in HOSTS and place and not _is_host(place):
-        raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
+    if scheme in HOSTS and place:
+        _check_host(scheme, place, told)
     if not place.strip():
         raise InputError(f"{told} names no place: write {scheme}://place/path")
     if scheme not in WEB or not path.strip("/"):
@@ -157,12 +157,16 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
     return Uri(scheme, place, segments, digest[1].lower() if fragment and digest else None, query, userinfo)
 
 
-def _is_host(place: str) -> bool:
+def _check_host(scheme: str, place: str, told: str) -> None:
     match = _HOST.fullmatch(place)
     try:
-        return match is not None and (match[1] is None or bool(ipaddress.IPv6Address(match[1])))
+        valid = match is not None and (match[1] is None or bool(ipaddress.IPv6Address(match[1])))
     except ValueError:
-        return False
+        valid = False
+    if match is None or not valid:
+        raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
+    if match[2] and not 0 < int(match[2]) < 1 << 16:  # a connection to 99999 goes to 34463
+        raise InputError(f"{told}: {match[2]} is no port: write one from 1 to 65535")
 
 
 def redacted(text: str) -> str:

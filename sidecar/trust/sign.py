@@ -77,10 +77,9 @@ def _files(folder: Path) -> Iterator[str]:
         here = Path(at).relative_to(folder)
         folders[:] = [name for name in folders if (here / name).as_posix() not in statement.IGNORED]
         for name in (*folders, *files):
-            if Path(at, name).is_symlink():
-                raise InputError(
-                    f"{here / name} is a symlink, which is not signed: put the file in its place"
-                )
+            if (path := Path(at, name)).is_symlink() or not (path.is_dir() or path.is_file()):
+                kind = "a symlink" if path.is_symlink() else "no regular file"
+                raise InputError(f"{here / name} is {kind}, which is not signed: put a file in its place")
         yield from (
             (here / name).as_posix() for name in files if (here / name).as_posix() not in statement.IGNORED
         )

@@ -26,7 +26,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate.folder import open_adapter
 from tests.cli.conftest import MODEL, LoraFs, seen
 from tests.registry.conftest import write_adapter
-from tests.sources.conftest import Hub, hub, web
+from tests.sources.conftest import Hub, WebServer, hub, web
 
 __all__ = ["hub", "web"]  # fixtures
 
@@ -243,6 +243,13 @@ BAD = {
         "kind: LLMInferenceService\nspec:\n  model:\n    lora:\n      adapters:\n      - name: a\n",
         11,
         "spec.model.lora.adapters[0].uri",
+        "text is needed",
+    ),
+    "Dynamo with a revision that is a number": (
+        "kind: DynamoModel\nspec:\n  baseModel: {name: b}\n  loras:\n  - loraId: a\n"
+        "    source: {type: huggingface, repository: a/b,\n      revision: 1.10}\n",
+        12,
+        "spec.loras[0].source.revision",
         "text is needed",
     ),
     "Dynamo with a policy of its own": (
@@ -595,6 +602,10 @@ def test_a_folder_and_stdin_are_read(lora_fs: LoraFs, shop: Path, monkeypatch: p
     assert served(lora_fs).keys() == {"sql", "care", "third"}
     missing = lora_fs("apply", "-f", "docs", "-f", "none.yaml")
     assert (missing.code, "none.yaml: cannot be read" in missing.err) == (1, True)
+    write(shop / "last.yaml", document("last", "lora-1"))
+    unusable = lora_fs("apply", "-f", "x" * 300, "-f", "last.yaml")
+    assert (unusable.code, "cannot be read: File name too long" in unusable.err) == (1, True)
+    assert "last" in served(lora_fs)
     monkeypatch.setattr("sys.stdin", None)
     closed = lora_fs("apply", "-f", "-")
     assert (closed.code, "stdin, and that is closed" in closed.err) == (2, True)
@@ -729,3 +740,21 @@ def test_what_is_fetched_is_checked(
     assert lora_fs("apply", "-f", file).code == 0
     assert lora_fs("apply", "-f", file, "--dry-run").code == 0
     assert served(lora_fs)["sql"][0] != digest
+
+
+def test_a_pin_is_all_that_pins_a_source(lora_fs: LoraFs, shop: Path, web: WebServer) -> None:
+    """Of weights at a web server: both etags; of a URL with a query: not the hash of that."""
+    config, weights = "adapter_config.json", "adapter_model.safetensors"
+    for name in (config, weights):
+        web.put(f"/{name}", (shop / "lora-1" / name).read_bytes())
+    url = f"{web.url}/{weights}"
+    assert lora_fs("register", "by-hand", url).code == 0
+    pin = lora_fs("list", "-o", "json").json[0]["spec"]["source"]["pin"]
+    both = document("sql", url, pin=pin), document("other", f"{url}?id=1", pin=pin)
+    file = write(shop / "a.yaml", *both)
+    assert lora_fs("apply", "-f", file).code == 0
+    assert lora_fs("apply", "-f", file, "--dry-run").code == 0
+    web.put(f"/{config}", (shop / "lora-1" / config).read_bytes() + b" ")
+    ran = lora_fs("apply", "-f", write(shop / "a.yaml", document("third", url, pin=pin)))
+    assert (ran.code, "spec.pin: what came from" in ran.err) == (1, True), ran.err
+    assert "third" not in served(lora_fs)

@@ -108,6 +108,7 @@ def test_bad_input(lora_fs: LoraFs, root: Path, data: Data) -> None:
         (("a@v2", "--url", "http://[x", "--data", good), 2, "--url http://[x is no address"),
         (("a@v2", "--url", "http://u:sesame@x", "--data", good), 2, "--url http://x is no address"),
         (("a@v2", "--data", good), 2, "say whom to ask"),
+        (("a@v2", *nobody, "x" * 300), 2, "cannot be read: File name too long"),
         (("a@v2", "--patience", "1s", *nobody, good), 1, "no engine answers at http://127.0.0.1:9: "),
     ):
         ran = lora_fs("evaluate", *words)

@@ -91,12 +91,22 @@ def test_a_key_that_cannot_be_used(lora_fs: LoraFs, shop: Key, word: str) -> Non
 
 
 def test_verify_without_a_trust_file(lora_fs: LoraFs, shop: Key, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for one; an empty variable is a mistake, and a missing one is an error with its name."""
+    """It asks for one; an empty variable is a mistake, and a missing file is an error with its name."""
     assert "say who may sign: --trust FILE" in lora_fs("verify", "lora-1").err
-    ran = lora_fs("verify", "lora-1", "--trust", "nowhere.yaml")
-    assert (ran.code, "the trust file nowhere.yaml: cannot read" in ran.err) == (1, True)
     monkeypatch.setenv("LORA_FS_TRUST", "")
     assert "LORA_FS_TRUST is empty" in lora_fs("verify", "lora-1").err
+
+
+@pytest.mark.parametrize("word", ["nowhere.yaml", "lora-1", "key.pub"])
+def test_a_trust_file_that_cannot_be_used(
+    lora_fs: LoraFs, shop: Key, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the command names is its mistake; one of the environment may come later."""
+    ran = lora_fs("verify", "lora-1", "--trust", word)
+    assert (ran.code, ran.err.count("\n"), f"the trust file {word}: " in ran.err) == (2, 1, True)
+    monkeypatch.setenv("LORA_FS_TRUST", word)
+    ran = lora_fs("verify", "lora-1")
+    assert (ran.code, "nothing new is trusted" in ran.err) == (1, True)
 
 
 def test_what_a_registration_tells(

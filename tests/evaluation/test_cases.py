@@ -48,6 +48,7 @@ GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
         ({"messages": [{"role": "boss", "content": "a"}], "expect": {"exact": "a"}}, "2: messages.0.role"),
         ({"prompt": "a", "expect": {"json_schema": {"type": "nope"}}}, "2: expect: json_schema is no schema"),
         ({"prompt": "a", "expect": {"json_schema": {"pattern": 1}}}, "2: expect: json_schema is no schema"),
+        ({"prompt": "a", "expect": {"json_schema": {"$schema": 1}}}, "2: expect: json_schema is no schema"),
         ({"prompt": "a", "expect": {"json_schema": {"patternProperties": 1}}}, "json_schema is no schema"),
         ({"prompt": "a", "expect": {"json_schema": {"pattern": "x{99999999999}"}}}, "does not compile"),
         (
@@ -96,6 +97,8 @@ def test_broken(data: Data, line: object, why: str) -> None:
         {"json_schema": {"not": {}}},
         {"json_schema": {"$ref": "http://127.0.0.1:9/schema.json"}},
         {"json_schema": {"properties": {"a": {"$ref": "#/$defs/none"}}, "$ref": "#/none"}},
+        {"json_schema": {"$ref": "#"}},
+        {"json_schema": {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}},
         {"choices": ["A", "B"], "answer": "C"},
         {"choices": ["A", " A"], "answer": "A"},
         {"choices": [str(number) for number in range(1, 11)], "answer": "1"},

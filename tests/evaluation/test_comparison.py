@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.evaluation.comparison import Histogram, Pairs, Result, interval, sign_test
+from lora_fs.sidecar.evaluation.comparison import Histogram, Pairs, Result, Totals, interval, sign_test
 from lora_fs.sidecar.model.gates import parse
 
 CASES = 200
@@ -88,6 +88,32 @@ def test_percentiles(values: list[float], percent: int) -> None:
         histogram.add(value)
     exact = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
     assert histogram.percentile(percent) == pytest.approx(exact, rel=0.011)
+
+
+def test_a_percentile_counts_equal_values_each() -> None:
+    """Four of seven are the largest: so is the median."""
+    histogram = Histogram()
+    for value in (1.0, 2.0, 3.0, 9.0, 9.0, 9.0, 9.0):
+        histogram.add(value)
+    assert histogram.percentile(50) == pytest.approx(9.0, rel=0.011)
+
+
+def test_figures() -> None:
+    """Each figure by its name; what no answer told is left out."""
+    totals, pairs = Totals(), Pairs()
+    assert totals.figures() == {"cases": 0, "pass_rate": 0.0, "score": 0.0, "errors": 0, "error_rate": 0.0}
+    assert pairs.figures(0.95)["difference"] == 0.0
+    for ms in range(1, 101):
+        rate = 10.0 * ms if ms > 50 else None
+        result = Result(1.0 if ms <= 90 else 0.5, error=ms > 98, ttft_ms=float(ms), tokens_per_s=rate)
+        totals.add(result)
+        pairs.add(result, Result(0.5))
+    counted = {"cases": 100, "pass_rate": 0.9, "score": 0.95, "errors": 2, "error_rate": 0.02}
+    timed = {"ttft_p50_ms": 50, "ttft_p95_ms": 95, "ttft_p99_ms": 99, "tokens_per_s_p50": 750}
+    assert totals.figures() == pytest.approx(counted | timed, rel=0.011)
+    compared = pairs.figures(0.95)
+    assert (compared["regressions"], compared["improvements"]) == (0, 90)
+    assert compared["difference"] == pytest.approx(0.45)
 
 
 def test_histogram_memory() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.evaluation import asking
-from lora_fs.sidecar.evaluation.asking import Asker, ReplicaAway
+from lora_fs.sidecar.evaluation.asking import Answer, Asker, ReplicaAway
 from lora_fs.sidecar.evaluation.cases import Case, check
 from lora_fs.sidecar.evaluation.command_score import ByCommand
 from lora_fs.sidecar.evaluation.comparison import Result, Totals
@@ -148,6 +148,42 @@ def test_a_connection_is_used_again(monkeypatch: pytest.MonkeyPatch, ends: bool)
 
     assert asyncio.run(answers()) == ["a", "a"]
     assert len(connections) == (1 if ends else 2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"[]",
+        b"[" * 5_000,
+        b'{"choices": [1]}',
+        b'{"choices": [{"text": 1}]}',
+        b'{"choices": [{"delta": "a"}]}',
+        b'{"choices": [{"text": "a", "logprobs": {"top_logprobs": [{"a": null}]}}]}',
+        b'{"choices": [{"delta": {}, "logprobs": {"content": [{"top_logprobs": [{"token": "a"}]}]}}]}',
+        b'{"usage": {"completion_tokens": "5"}}',
+        b'{"usage": {"completion_tokens": 1' + b"0" * 400 + b"}}",
+    ],
+)
+def test_what_is_no_event_of_an_openai_api(event: bytes) -> None:
+    """Somebody else answers, such as a proxy: the replica is away, and the evaluation has no verdict."""
+    case = Case.model_validate({"prompt": "a", "expect": {"exact": "a"}})
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            more = b'data: {"choices": [{"text": "a"}]}\n\n'
+            data = more + b"data: " + event + b"\n\n" + more + b"data: [DONE]\n\n"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+            await writer.drain()
+
+    async def ask() -> None:
+        server = await asyncio.start_server(other, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, aiohttp.ClientSession() as session:
+            await Asker(session, f"http://127.0.0.1:{port}").ask("a", case)
+
+    with pytest.raises(ReplicaAway, match="no answer of an OpenAI API"):
+        asyncio.run(ask())
 
 
 def test_chat(replica: Start, data: Data) -> None:
@@ -314,3 +350,15 @@ def test_score_by_command(replica: Start, data: Data) -> None:
     for script, why in (("print(2)", "a number from 0 to 1"), ("exit('no')", "exits 1: no")):
         with pytest.raises(InputError, match=why):
             run(replica(echo).url, data(line), ("a@v2",), score=ByCommand(f'{words} "{script}"'))
+
+
+def test_a_score_command_that_takes_too_long_ends_with_what_it_started() -> None:
+    """What a script started holds its output open: nobody waits for that."""
+    case = Case.model_validate({"prompt": "a", "expect": {"exact": "a"}})
+
+    async def score() -> None:
+        async with asyncio.timeout(30):
+            await ByCommand("sh -c 'sleep 60; echo 1'", 0.2)(case, Answer(text="a"))
+
+    with pytest.raises(InputError, match=r"took more than 0\.2 s"):
+        asyncio.run(score())

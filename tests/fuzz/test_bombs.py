@@ -149,6 +149,31 @@ def test_a_sparse_config_is_not_read(draft: Draft) -> None:
     answered(refused(folder, "config-too-large"))
 
 
+def test_a_config_of_many_names(draft: Draft) -> None:
+    """Targets and excluded modules, 30,000 of each, are not compared pair by pair: that took minutes."""
+    for field, name in (("target_modules", "t"), ("exclude_modules", "e")):
+        draft.config[field] = [f"{name}{number}" for number in range(30_000)]
+    answered(refused(draft.write(), "target-modules"))
+
+
+def test_a_config_of_a_long_name(draft: Draft) -> None:
+    """A name of a quarter of a million parts is no module's."""
+    draft.config["exclude_modules"] = ["." * 250_000]
+    answered(refused(draft.write(), "config-field"))
+
+
+def test_tensors_of_many_parts(draft: Draft) -> None:
+    """What ends each of 4,000 names of 490 parts is not kept: it took 1 GB."""
+    header: dict[str, object] = {}
+    for number in range(8_000):
+        name = f"base_model.model.{'a.' * 485}x{number // 2}.lora_{'AB'[number % 2]}.weight"
+        shape = [[4, 1], [1, 4]][number % 2]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [16 * number, 16 * number + 16]}
+    folder = draft.write()
+    (folder / WEIGHTS_FILE).write_bytes(raw_safetensors(header, b"\1" * 128_000))
+    answered(refused(folder, "target-modules"))
+
+
 def _record(**spec: object) -> bytes:
     body = json.loads((GOLDEN / "default/Qwen--Qwen2.5-7B/v1/support.@00000001.json").read_bytes())
     body["spec"] |= spec

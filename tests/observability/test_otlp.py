@@ -215,14 +215,22 @@ def test_a_receiver_that_fails_costs_nothing(start: Start, answers: Answers | st
             assert secret not in log
 
 
-def test_a_variable_that_is_not_understood(root: Path) -> None:
-    """It is told at the start as a setting of ours would be."""
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4096"},
+        {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "many"},
+        {"OTEL_PROPAGATORS": "tracecontext,not-installed"},
+    ],
+)
+def test_a_variable_that_is_not_understood(root: Path, variable: dict[str, str]) -> None:
+    """It is told at the start as a setting of ours would be, and not by each request."""
     environment = child_environment(
         {
             "LORA_FS_ROOT": str(root),
             "LORA_FS_MODEL": "tiny",
             "LORA_FS_TRACES": "otlp",
-            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4096",
+            **variable,
         }
     )
     ran = subprocess.run(

@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": etag} if etag else {}
         part = self.headers.get("Range")
         if part is None or not odd.ranged:
-            self._send(200, data, odd, headers)
+            self._send(200, data, odd, headers | odd.headers)
             return
         start, _, end = part.removeprefix("bytes=").partition("-")
         chosen = data[int(start) : int(end) + 1 if end else None]
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         last = int(start) + len(chosen) - 1
         headers["Content-Range"] = f"bytes {start}-{last}/{len(data) + odd.adds}"
-        self._send(206, chosen, odd, headers, int(start))
+        self._send(206, chosen, odd, headers | odd.headers, int(start))
 
     def _send(self, status: int, data: bytes, odd: Odd, headers: dict[str, str], start: int = 0) -> None:
         web: WebServer = self.server.web

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.remote.passwords import of_netrc
 from lora_fs.sidecar.sources.remote.web import Web
@@ -62,3 +63,11 @@ def test_a_password_for_no_host_goes_to_no_registry(
     web.api = lambda path: {"token": "t"} if path.startswith("/token") else None
     lora_fs("register", "sql", source)
     assert {who for _, _, who in web.asked} <= {None, "Bearer t"}
+
+
+@pytest.mark.parametrize("data", [b"machine h login \xff password x\n", b"machine", b"login"])
+def test_a_netrc_file_that_cannot_be_read_is_named(data: bytes, tmp_path: Path) -> None:
+    """Whatever is wrong with it, and without a word of what it holds."""
+    (tmp_path / "netrc").write_bytes(data)
+    with pytest.raises(InputError, match=f"^the netrc file {tmp_path}/netrc cannot be read$"):
+        of_netrc("h", tmp_path / "netrc")

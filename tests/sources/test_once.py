@@ -403,6 +403,12 @@ def test_a_downloader_of_ones_own(
     assert Downloader.deleted == [f"mine:{adapter}"]
     ran = lora_fs("register", "no", f"mine:{tmp_path / 'none'}", *plugin)
     assert (ran.code, "Downloader did not download" in ran.err) == (1, True), ran.err
+    links = tmp_path / "links"
+    links.mkdir()
+    for path in adapter.iterdir():
+        (links / path.name).symlink_to(path)
+    ran = lora_fs("register", "no", f"mine:{links}", *plugin)
+    assert (ran.code, f"{CONFIG} is a symlink, which is not followed" in ran.err) == (2, True), ran.err
     ran = lora_fs("register", "no", "x", "--lora-downloader-plugin", "my_org_lora.Nothing")
     assert (ran.code, "cannot be made" in ran.err) == (2, True), ran.err
 

@@ -84,6 +84,16 @@ def test_a_redirect_that_could_climb_is_refused(path: str) -> None:
         parse(f"https://h/{path}/c.tar", redirect=True)
 
 
+@pytest.mark.parametrize("scheme", ["http", "https", "oci"])
+@pytest.mark.parametrize("place", ["host", "[::1]"])
+def test_a_port_that_cannot_be_is_refused(scheme: str, place: str) -> None:
+    """The system would ask another one: 99999 is 34463 there."""
+    for port in ("0", "65536", "99999"):
+        with pytest.raises(InputError, match=f"{port} is no port: write one from 1 to 65535"):
+            parse(f"{scheme}://{place}:{port}/a")
+    assert parse(f"{scheme}://{place}:65535/a").place == f"{place}:65535"
+
+
 def test_aliases_and_default_ports() -> None:
     """They are one place by whatever name."""
     assert parse("HuggingFace://a/b") == parse("hf://a/b")

@@ -131,6 +131,23 @@ def test_a_server_that_says_no_length(lora_fs: LoraFs, web: WebServer, adapter: 
     assert lora_fs("register", "sql", url).code == 0
 
 
+@pytest.mark.parametrize(
+    ("ranged", "headers"),
+    [
+        (False, {"Content-Length": "\xb2"}),
+        (False, {"Content-Length": "1" * 5_000}),
+        (True, {"Content-Range": f"bytes 0-0/{'1' * 5_000}"}),
+    ],
+)
+def test_a_size_that_is_no_number(
+    ranged: bool, headers: dict[str, str], lora_fs: LoraFs, web: WebServer, adapter: Path
+) -> None:
+    """A digit of another kind, or more of them than a number has: the size is not known."""
+    url = web.put("/sql.tar", tar_of(adapter), lengthless=True, ranged=ranged, headers=headers)
+    ran = lora_fs("register", "sql", url)
+    assert ran.code == 0, ran.err
+
+
 @pytest.mark.parametrize("lengthless", [False, True])
 def test_more_bytes_than_are_taken(
     lengthless: bool,

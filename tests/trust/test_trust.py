@@ -6,6 +6,7 @@ import base64
 import datetime
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -372,7 +373,7 @@ def test_a_payload_is_read_after_its_signature(adapter: Path, trusting: Trusting
 
 
 def test_what_cannot_be_signed(adapter: Path) -> None:
-    """A key of another kind, a certificate of another key and a link are refused, each by its reason."""
+    """A key of another kind, a certificate of another key, a link and a pipe are refused, by their reason."""
     key, other = new_key(), new_authority().issue("build@acme")
     with pytest.raises(InputError, match="not an elliptic curve's"):
         sign(adapter, new_key(ec.SECP256K1()).pem)
@@ -382,6 +383,10 @@ def test_what_cannot_be_signed(adapter: Path) -> None:
         sign(adapter, key.pem, certificates=other.certificates)
     (adapter / "link").symlink_to(adapter / "adapter_config.json")
     with pytest.raises(InputError, match="link is a symlink"):
+        sign(adapter, key.pem)
+    (adapter / "link").unlink()
+    os.mkfifo(adapter / "pipe")  # nobody writes to it
+    with pytest.raises(InputError, match="pipe is no regular file"):
         sign(adapter, key.pem)
 
 

@@ -14,6 +14,8 @@ import pytest
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Severity
 from lora_fs.sidecar.validate import CODES, Expectation, validate
+from lora_fs.sidecar.validate.config.patterns import Budget
+from lora_fs.sidecar.validate.weights import tensors as weights_tensors
 from tests.validate.conftest import (
     BASE_CONFIG,
     CONFIG_FILE,
@@ -450,6 +452,35 @@ def test_what_cannot_be_allowed(code: str) -> None:
     """A structural error and a typo are refused as --allow, not silently taken."""
     with pytest.raises(InputError, match=code):
         Expectation(allow=frozenset({code}))
+
+
+def test_without_lora_tensors_no_target_is_told(draft: Draft) -> None:
+    """That the file holds none says it of each target."""
+    draft.tensors = {}
+    findings = validate(draft.write(), KNOWN).findings
+    assert [finding.code for finding in findings] == ["no-tensors"]
+
+
+def test_a_target_whose_tensors_are_refused_has_tensors(draft: Draft) -> None:
+    """A module that lacks a half is told as that alone."""
+    draft.tensors = {name: values for name, values in draft.tensors.items() if "lora_A" in name}
+    assert {finding.code for finding in validate(draft.write(), KNOWN).findings} == {"unpaired-tensor"}
+
+
+@pytest.mark.parametrize("modules", [None, []])
+def test_target_parameters_stand_in_for_target_modules(draft: Draft, modules: object) -> None:
+    """Their names are not the tensors': nothing is compared."""
+    draft.config |= {"target_modules": modules, "target_parameters": ["experts.weight"]}
+    assert validate(draft.write(), KNOWN).findings == ()
+    del draft.config["target_parameters"]
+    assert [finding.code for finding in validate(draft.write(), KNOWN).errors] == ["config-field"]
+
+
+def test_names_of_refused_tensors_take_of_the_budget(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many long ones take as long to compare with the targets as those of modules do."""
+    monkeypatch.setattr(weights_tensors, "Budget", partial(Budget, -1.0))
+    draft.tensors = {name: values for name, values in draft.tensors.items() if "lora_A" in name}
+    assert {finding.code for finding in validate(draft.write()).errors} == {"unpaired-tensor", "pattern"}
 
 
 def test_findings_are_bounded(draft: Draft) -> None:

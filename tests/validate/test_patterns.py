@@ -116,6 +116,9 @@ def test_budget() -> None:
         patterns.find(NAME, budget)
     with pytest.raises(TooCostly):
         TargetModules(".*").covers("x" * 1000, Budget())
+    for target in (("q_proj",), ".*"):
+        with pytest.raises(TooCostly):
+            TargetModules(target).covers(NAME, Budget(limit_s=-1))
 
 
 def test_a_busy_machine_spends_no_budget() -> None:

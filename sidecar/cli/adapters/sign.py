@@ -11,7 +11,7 @@ from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.values import Place
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, TrustUnreadable
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.sources.local import resolve
@@ -97,6 +97,10 @@ def verify(context: Context, path: str, trust: Path | None, output: Format) -> N
         if context.printed(_told(None, refusal), output, [refusal.code]):
             raise click.exceptions.Exit(5) from refusal
         raise InvalidAdapter(str(folder), [refusal.finding]) from refusal
+    except TrustUnreadable as error:
+        if trust is None:  # the environment's file may come later
+            raise
+        raise InputError(str(error)) from error
     if not context.printed(_told(signer, None), output, [signer or ""]):
         told = f"is signed by {signer}" if signer else f"needs no signature in namespace {namespace}"
         context.say(f"{path} {told}")

@@ -103,8 +103,9 @@ def _dynamo_source(tree: Tree, here: Path) -> str:
     place = (*here, "source")
     kind = _at(tree, (*place, "type"), str)
     if kind == "huggingface":
-        at = _at(tree, place, dict).get("revision")
-        return f"hf://{_at(tree, (*place, 'repository'), str)}" + (f"@{at}" if at is not None else "")
+        named = _at(tree, place, dict).get("revision") is not None
+        revision = f"@{_at(tree, (*place, 'revision'), str)}" if named else ""
+        return f"hf://{_at(tree, (*place, 'repository'), str)}{revision}"
     if kind in ("s3", "gcs"):
         scheme = "gs" if kind == "gcs" else kind
         inside = _at(tree, (*place, "path"), str).strip("/")

@@ -13,6 +13,7 @@ from lora_fs.sidecar.cli.declared.documents import OWNER, DocumentSpec, LoraAdap
 from lora_fs.sidecar.model import Pointer, Record, Scope
 from lora_fs.sidecar.registry.lifecycle.acts import Act, Promote, Set, Try, Unregister
 from lora_fs.sidecar.registry.lifecycle.register_as import RegisterAs
+from lora_fs.sidecar.sources.offer import unmarked
 
 Name = tuple[Scope, str]
 
@@ -140,8 +141,8 @@ def _check_owner(there: Registered, owner: str) -> None:
 
 
 def pin_of(record: Record) -> str | None:
-    """The commit or etag that a record names."""
-    return record.spec.source.pin.split(" ")[0] if record.spec.source.pin is not None else None
+    """The commit or etags that a record names."""
+    return unmarked(record.spec.source.pin)
 
 
 def _chosen(spec: DocumentSpec, there: Registered, offered: Offered) -> Record | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -99,12 +100,11 @@ def read(names: Sequence[str], namespace: str, model: str | None) -> Read:
 
 def _files(names: Sequence[str], found: Read) -> Iterator[str]:
     for name in names:
-        path = Path(name)
-        if name == STDIN or not path.is_dir():
+        if name == STDIN or not os.path.isdir(name):
             yield name
             continue
         try:
-            inside = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES)
+            inside = sorted(str(one) for one in Path(name).iterdir() if one.suffix in SUFFIXES)
         except OSError as error:
             found.problems.append(Problem(name, 0, "", f"cannot be read: {error.strerror}"))
             continue

@@ -21,7 +21,7 @@ from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.sources.offer import Offer, Piece, Read, wanted
 from lora_fs.sidecar.sources.uri import Uri, redacted
-from lora_fs.sidecar.validate.files import open_file, open_folder
+from lora_fs.sidecar.validate.files import Refused, open_file, open_folder
 
 CHUNK_BYTES = 4 << 20
 
@@ -87,10 +87,13 @@ def _load(plugin: str) -> Any:
 def _reader(folder: Path, name: str) -> Read:
     @contextmanager
     def read(start: int, end: int | None) -> Iterator[Iterator[bytes]]:
-        with open_folder(folder) as fd, open_file(fd, name) as file:
-            if file is None:
-                raise SourceUnavailable(f"{name} is not there any more")
-            upto = file.size_bytes if end is None else min(end, file.size_bytes)
-            yield (file.read(at, min(CHUNK_BYTES, upto - at)) for at in range(start, upto, CHUNK_BYTES))
+        try:
+            with open_folder(folder) as fd, open_file(fd, name) as file:
+                if file is None:
+                    raise SourceUnavailable(f"{name} is not there any more")
+                upto = file.size_bytes if end is None else min(end, file.size_bytes)
+                yield (file.read(at, min(CHUNK_BYTES, upto - at)) for at in range(start, upto, CHUNK_BYTES))
+        except Refused as refused:
+            raise InputError(f"the downloader's {name} {refused.message}") from refused
 
     return read

@@ -24,6 +24,6 @@ def of_netrc(place: str, path: Path | None) -> str | None:
     host = re.sub(r":\d+$", "", place).strip("[]")  # the colons of an IPv6 address are in brackets
     try:
         known = netrc.netrc(path).hosts.get(host) if host != "default" else None
-    except (OSError, netrc.NetrcParseError) as error:
+    except (OSError, ValueError, netrc.NetrcParseError) as error:
         raise InputError(f"the netrc file {path} cannot be read") from error
     return f"{known[0]}:{known[2]}" if known else None

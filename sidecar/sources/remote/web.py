@@ -31,7 +31,8 @@ from lora_fs.sidecar.validate.folder import WEIGHTS_FILE
 CHUNK_BYTES = 1 << 20
 MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_SIZE = r"[0-9]{1,18}"
+_RANGE = re.compile(rf"bytes ({_SIZE})-{_SIZE}/({_SIZE}|\*)")
 BUSY = frozenset({429, 503})
 _RETRIED = frozenset({408, 425, 500, 502, 504}) | BUSY
 
@@ -89,10 +90,11 @@ class Seen:
         etag, modified = headers.get("ETag", ""), headers.get("Last-Modified")
         self.ranged = answer.status == 206
         length = headers.get("Content-Length", "")
-        self.size_bytes = int(length) if answer.status == 200 and length.isdigit() else None
+        known = answer.status == 200 and re.fullmatch(_SIZE, length)
+        self.size_bytes = int(length) if known else None
         match = _RANGE.fullmatch(headers.get("Content-Range", "")) if self.ranged else None
-        if match and match[3] != "*":
-            self.size_bytes = int(match[3])
+        if match and match[2] != "*":
+            self.size_bytes = int(match[2])
         strong = etag if etag and not etag.startswith("W/") else None
         self.validator = strong or (f"{modified} {self.size_bytes}" if modified else None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lora_fs.sidecar.escaping import shown, shown_json
@@ -21,11 +21,13 @@ from lora_fs.sidecar.validate.config.patterns import (
     ModulePatterns,
     TargetModules,
     objection,
+    suffixes,
 )
 from lora_fs.sidecar.validate.report import Findings
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1024 * 1024
+_LONGEST_NAME = 1_024  # of a module: no tensor has a longer one
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127  # beyond it the engine multiplies by infinity
 
 
@@ -64,13 +66,13 @@ class AdapterConfig:
         rank = self.ranks.find(module, budget)
         return self.rank if rank is None else int(rank)
 
-    def may_exclude(self, target: str) -> bool:
-        """Whether ``exclude_modules`` may be why none of a target's modules has a tensor."""
-        if not isinstance(self.left_out, tuple):
-            return self.left_out is not None  # an expression: its names are unknown here
-        return any(
-            f".{one}".endswith(f".{target}") or f".{target}".endswith(f".{one}") for one in self.left_out
-        )
+    def may_exclude(self, targets: Collection[str]) -> set[str]:
+        """The targets of which ``exclude_modules`` may be why none of their modules has a tensor."""
+        if isinstance(self.left_out, str):
+            return set(targets)  # an expression: its names are unknown here
+        left_out = frozenset(self.left_out or ())
+        within = {target for target in targets if not left_out.isdisjoint(suffixes(target))}
+        return within | {suffix for one in left_out for suffix in suffixes(one) if suffix in targets}
 
     def scale_of(self, module: str, budget: Budget) -> float:
         """Return what vLLM multiplies a module's lora_B with. Raises TooCostly."""
@@ -226,7 +228,7 @@ def _targets(config: Mapping[str, object], found: Findings) -> tuple[str, ...] |
     value = config["target_modules"]
     if _is_text(value):
         return str(value)
-    if isinstance(value, list) and all(_is_text(item) for item in value):
+    if isinstance(value, list) and all(_is_name(item) for item in value):
         if value or config.get("target_parameters"):
             return tuple(sorted(value))  # a set, which PEFT writes in any order
     elif value is None and config.get("target_parameters"):
@@ -244,11 +246,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable()
 
 
+def _is_name(value: object) -> bool:
+    return _is_text(value) and len(str(value)) <= _LONGEST_NAME
+
+
 def _excluded(config: Mapping[str, object], found: Findings) -> tuple[str, ...] | str | None:
     value = config.get("exclude_modules")
     if not value:
         return None
-    if isinstance(value, list) and all(_is_text(item) for item in value):
+    if isinstance(value, list) and all(_is_name(item) for item in value):
         return tuple(sorted(value))
     if _is_text(value):
         return str(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 BUDGET_S = 5.0
 MAX_LENGTH = 2_000
@@ -112,15 +112,18 @@ class TargetModules:
         """Whether PEFT puts a LoRA on the module. Raises TooCostly."""
         if self._anything:
             return True
+        budget.check()
         if self._expression is not None:
             if len(module) > MAX_NAME_LENGTH:
                 raise TooCostly
-            budget.check()
             return self._expression.fullmatch(module) is not None
         return any(suffix in self._suffixes for suffix in suffixes(module))
 
 
-def suffixes(module: str) -> list[str]:
-    """List a name and its suffixes at dots: ``a.b.c`` → ``a.b.c``, ``b.c``, ``c``."""
-    parts = module.split(".")
-    return [".".join(parts[start:]) for start in range(len(parts))]
+def suffixes(module: str) -> Iterator[str]:
+    """Yield a name and its suffixes at dots: ``a.b.c`` → ``a.b.c``, ``b.c``, ``c``."""
+    yield module
+    at = module.find(".")
+    while at >= 0:
+        yield module[at + 1 :]
+        at = module.find(".", at + 1)

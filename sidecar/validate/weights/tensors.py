@@ -107,13 +107,14 @@ def check_tensors(
             modules.append(LoraModule(name, a, b, Part.EMBEDDING_A in half))
     if not halves:
         found.add("no-tensors", file, "", "holds no LoRA tensor")
+        return ()
     _check_experts(modules, file, found)
     budget = Budget()
     try:
         for at, module in enumerate(modules):
             _check_rank(module, config, budget, file, found)
             modules[at] = replace(module, scale=config.scale_of(peft_name(module.name), budget))
-        _check_targets(modules, config, budget, file, found)
+        _check_targets(modules, halves, config, budget, file, found)
     except TooCostly:
         found.add(
             "pattern",
@@ -229,8 +230,14 @@ def peft_name(module: str) -> str:
 
 
 def _check_targets(
-    modules: list[LoraModule], config: AdapterConfig, budget: Budget, file: str, found: Findings
+    modules: list[LoraModule],
+    named: Iterable[str],
+    config: AdapterConfig,
+    budget: Budget,
+    file: str,
+    found: Findings,
 ) -> None:
+    """Compare what the configuration targets with the modules, and with all that are ``named``."""
     if config.covers is None:
         return
 
@@ -249,12 +256,14 @@ def _check_targets(
                 "has tensors, but the configuration leaves it out: vLLM applies it, PEFT does not",
             )
     if isinstance(config.target_modules, tuple):
-        trained = {suffix for module in modules for suffix in suffixes(module.name)}
-        for target in config.target_modules:
-            if target not in trained and not config.may_exclude(target):
-                found.add(
-                    "target-without-tensors",
-                    CONFIG_FILE,
-                    "target_modules",
-                    f"names {target!r}, for which {file} holds no tensor",
-                )
+        targets = set(config.target_modules)
+        for name in named:
+            budget.check()
+            targets.difference_update(suffixes(name))
+        for target in sorted(targets - config.may_exclude(targets)):
+            found.add(
+                "target-without-tensors",
+                CONFIG_FILE,
+                "target_modules",
+                f"names {target!r}, for which {file} holds no tensor",
+            )
