@@ -19,14 +19,14 @@ def at_once(work: Coroutine[None, None, T]) -> T:
 
 
 def in_turns(work: Callable[[], Coroutine[None, None, T]]) -> tuple[T, float, int]:
-    """Do ``work`` twice; return its result, the CPU seconds of its longest turn, and the number of turns.
+    """Do ``work`` three times; return its result, the CPU seconds of its longest turn, and the number of turns.
 
-    A turn does the same both times, and counts as the shorter one: a virtual machine's stolen time, and a
+    A turn does the same each time, and counts as the shortest one: a virtual machine's stolen time, and a
     collection of what else this process holds, are CPU time as well.
     """
-    (result, first), (_, second) = _timed(work()), _timed(work())
-    assert len(first) == len(second)
-    return result, max(map(min, first, second)), len(first)
+    (result, first), (_, second), (_, third) = (_timed(work()) for _ in range(3))
+    assert len(first) == len(second) == len(third)
+    return result, max(map(min, first, second, third)), len(first)
 
 
 def _timed(work: Coroutine[None, None, T]) -> tuple[T, list[float]]:

@@ -120,6 +120,8 @@ LONG: dict[str, Callable[[], bytes]] = {
     "numbers": lambda: filled(b'{"x":[', b"0,", b'0],"model":"a1"}'),
     "long numbers": lambda: filled(b'{"x":[', b"-0.12345678901234567, ", b'0],"model":"a1"}'),
     "blanks": lambda: filled(b"{", BLANKS, b'"model":"a1"}'),
+    "blanks at the beginning": lambda: filled(b"", BLANKS, b'{"model":"a1"}'),
+    "blanks behind a name": lambda: filled(b'{"model"', BLANKS, b':"a1"}'),
 }
 
 

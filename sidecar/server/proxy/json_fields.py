@@ -29,8 +29,10 @@ BLANKS: Final = b" \t\r\n"
 _QUOTE, _COMMA, _COLON = b'",:'
 _LOWER = 0x20  # what "{" and "}" have over "[" and "]"
 _OPEN, _CLOSE = b"{}"
+_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRING = re.compile(_TEXT, re.DOTALL)
 # A string, a list of numbers, a mark, or a quote that nothing closes.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{}:,"]', re.DOTALL)
+_TOKEN = re.compile(_TEXT + rb'|\[[^][{}"]*+\]|[][{}:,"]', re.DOTALL)
 
 
 class Span(NamedTuple):
@@ -119,9 +121,8 @@ async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] 
     Raises:
         InputError: it has over MAX_FIELDS fields.
     """
-    first = body.find(b"{")
-    begin = 3 if body.startswith(b"\xef\xbb\xbf") else 0
-    if first < 0 or not await _is_blank(body, begin, first):
+    first = await _first(body, 3 if body.startswith(b"\xef\xbb\xbf") else 0, len(body))
+    if body[first : first + 1] != b"{":
         return None
     scanner, found = _Scanner(), dict[str, Span]()
     fields, begun, colon, name = 1, first + 1, -1, ""
@@ -137,7 +138,7 @@ async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] 
             if end >= 0 and mark > end:
                 break
             if body[place] == _COLON:
-                name, colon = _key(body, begun, place), place
+                name, colon = await _key(body, begun, place), place
                 continue
             if name in names:
                 found[name] = Span(colon + 1, place)
@@ -147,16 +148,17 @@ async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] 
         if end >= 0:
             if name in names:
                 found[name] = Span(colon + 1, at + end)
-            return found if await _is_blank(body, at + end + 1, len(body)) else None
+            return found if await _first(body, at + end + 1, len(body)) == len(body) else None
     return None
 
 
-def _key(body: Body, start: int, end: int) -> str:
-    """Return the key at that place as text; empty if it is longer than every wanted name."""
-    first, last = body.find(b'"', start, end), body.rfind(b'"', start, end)
-    if first < 0 or last - first > MAX_KEY_BYTES:
+async def _key(body: Body, start: int, end: int) -> str:
+    """Return the key at that place as text; empty if it is none, or longer than every wanted name."""
+    first = await _first(body, start, end)
+    match = _STRING.match(body, first, min(end, first + MAX_KEY_BYTES + 1))
+    if match is None:
         return ""
-    text = bytes(body[first : last + 1])
+    text = bytes(match[0])
     if b"\\" not in text:
         return text[1:-1].decode(errors="replace")
     try:
@@ -165,10 +167,12 @@ def _key(body: Body, start: int, end: int) -> str:
         return ""
 
 
-async def _is_blank(body: Body, start: int, end: int) -> bool:
+async def _first(body: Body, start: int, end: int) -> int:
+    """Return the place of the first byte that is no blank; ``end`` if there is none."""
     for at in range(start, end, SLICE_BYTES):
         if at > start:
             await asyncio.sleep(0)
-        if bytes(memoryview(body)[at : min(end, at + SLICE_BYTES)]).strip(BLANKS):
-            return False
-    return True
+        piece = bytes(memoryview(body)[at : min(end, at + SLICE_BYTES)])
+        if rest := piece.lstrip(BLANKS):
+            return at + len(piece) - len(rest)
+    return end
