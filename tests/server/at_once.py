@@ -19,7 +19,7 @@ def at_once(work: Coroutine[None, None, T]) -> T:
 
 
 def in_turns(work: Callable[[], Coroutine[None, None, T]]) -> tuple[T, float, int]:
-    """Do ``work`` three times; return its result, the CPU seconds of its longest turn, and the number of turns.
+    """Do ``work`` three times; return its result, the longest turn in CPU seconds, and the number of turns.
 
     A turn does the same each time, and counts as the shortest one: a virtual machine's stolen time, and a
     collection of what else this process holds, are CPU time as well.
