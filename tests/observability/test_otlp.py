@@ -224,7 +224,7 @@ def test_a_receiver_that_fails_costs_nothing(start: Start, answers: Answers | st
     ],
 )
 def test_a_variable_that_is_not_understood(root: Path, variable: dict[str, str]) -> None:
-    """It is told at the start as a setting of ours would be, and not by each request."""
+    """The start refuses it with the reason, as it refuses a setting of lora-fs's own."""
     environment = child_environment(
         {
             "LORA_FS_ROOT": str(root),

@@ -462,7 +462,7 @@ def test_without_lora_tensors_no_target_is_told(draft: Draft) -> None:
 
 
 def test_a_target_whose_tensors_are_refused_has_tensors(draft: Draft) -> None:
-    """A module that lacks a half is told as that alone."""
+    """A module that lacks a half gets that one finding."""
     draft.tensors = {name: values for name, values in draft.tensors.items() if "lora_A" in name}
     assert {finding.code for finding in validate(draft.write(), KNOWN).findings} == {"unpaired-tensor"}
 
