@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 
 from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.expected import answers as expected_answers
 from lora_fs.demo.one_address import gateway
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.process import child_environment
@@ -56,23 +57,6 @@ def asked(url: str, model: str) -> list[str]:
     body = {"model": model, "prompt": PROMPTS, "max_tokens": TOKENS, "temperature": 0}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).raise_for_status()
     return [choice["text"] for choice in answer.json()["choices"]]
-
-
-def computed(base: Path, adapter: Path) -> list[str]:
-    """Return what transformers and PEFT say to each."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
-    said = []
-    for text in PROMPTS:
-        prompt = tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            tokens = model.generate(**prompt, max_new_tokens=TOKENS, do_sample=False)[0]
-        said.append(tokenizer.decode(tokens[prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-    return said
 
 
 def run(work: Path, python: str, steps: int) -> int:
@@ -115,7 +99,7 @@ def run(work: Path, python: str, steps: int) -> int:
         print(f"the trainer ended with {trainer.returncode} after {time.monotonic() - began:.0f} s")
     wrong = 0
     for name, answers in said.items():
-        expected = computed(base, work / "kept" / name)
+        expected = expected_answers(base, work / "kept" / name, PROMPTS, TOKENS)
         right = all(one == expected for one in answers)
         wrong += not right
         print(f"{'right' if right else 'WRONG'} {name}: {expected}" + ("" if right else f" is not {answers}"))

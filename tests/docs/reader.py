@@ -204,13 +204,18 @@ CURL.add_argument("--json")
 CURL.add_argument("-T", "--upload-file")
 
 
-def shows(shown: str, told: str) -> bool:
-    """Whether a line of a page is what was printed: numbers may differ, ``…`` stands for anything."""
+def shows(shown: str, told: str, *, numbers: bool = False) -> bool:
+    """Whether a line of a page is what was printed; ``…`` stands for anything, and numbers may differ.
+
+    With ``numbers`` only ages may: ``2 s ago``.
+    """
+    if numbers:
+        shown = re.sub(r"\d+(?= s ago)", "…", shown)
     pattern = "".join(
         r"\S.*"
         if part == "…"
         else r"\d+"
-        if part.isdigit()
+        if part.isdigit() and not numbers
         else r"\s+"
         if part.isspace()
         else re.escape(part)

@@ -30,7 +30,8 @@ KINDS = {"console", "json", "yaml", "text", ""}
 
 # Pages that other tests type: tests/cli/test_examples.py what the help says, tests/e2e/test_tutorials.py
 # the tutorials, on real engines.
-BY_OTHERS = {"docs/cli.md", "docs/tutorials/first-fleet.md", "docs/tutorials/first-canary.md"}
+TUTORIALS = {str(page.relative_to(ROOT)) for page in (ROOT / "docs/tutorials").iterdir()}
+BY_OTHERS = {"docs/cli.md", *TUTORIALS}
 # Real engines, or several replicas: tests/e2e/test_demo.py, test_release.py and tests/gateway run them.
 BY_E2E = {("lora-fs", "demo"), ("lora-fs", "evaluate"), ("lora-fs", "gateway")}
 # What a page's reader did before.

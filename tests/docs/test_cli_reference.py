@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -14,11 +15,14 @@ from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.options.command import Command
 from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
+from tests.docs.blocks import blocks, commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = (ROOT / "docs" / "cli.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+
+OPERATORS = {"|", "||", "&&", ";", "&", ">"}
 
 
 def listed(text: str) -> set[str]:
@@ -77,14 +81,12 @@ def test_examples_are_those_of_the_help(name: str) -> None:
     assert shown == re.findall(r"^ +(lora-fs .*)$", cli.commands[name].help or "", re.MULTILINE)
 
 
-def command_lines(text: str) -> list[list[str]]:
+def command_lines(page: Path, text: str | None = None) -> list[list[str]]:
     """The words after ``lora-fs`` of every command in a page's console blocks."""
     found = []
-    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True) if line.startswith("$ ") else []
-            for operator in {"|", "&&", ";", "&", ">"} & set(words):
-                words = words[: words.index(operator)]
+    for block in blocks(page, text):
+        for command in commands(block) if block.language == "console" else ():
+            words = list(takewhile(lambda word: word not in OPERATORS, shlex.split(command.text)))
             starts = [0, *(at + 1 for at, word in enumerate(words) if word == "--" or "=" in word)]
             found += [words[at + 1 :] for at in starts if words[at : at + 1] == ["lora-fs"]]
     return found
@@ -95,13 +97,13 @@ def test_command_lines_are_found() -> None:
     text = "```console\n$ kubectl exec p -c lora-fs -- lora-fs status | head\nlora-fs no\n"
     text += "$ kubectl cp a p:/a -c lora-fs\n$ A=b lora-fs list\n"
     text += "$ lora-fs gc \\\n  --dry-run  # look first\n```\n"
-    assert command_lines(text) == [["status"], ["list"], ["gc", "--dry-run"]]
+    assert command_lines(Path("page.md"), text) == [["status"], ["list"], ["gc", "--dry-run"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_command_lines_parse(page: Path) -> None:
     """Every command line that a page shows is taken by the real command."""
-    for words in command_lines(page.read_text()):
+    for words in command_lines(page):
         if words != ["--version"]:  # the one that is no command's
             parse(words)
 

@@ -1,4 +1,4 @@
-"""The tutorials by the letter: each command of both pages is typed, and prints what the page shows.
+"""The tutorials by the letter: each command of the pages is typed, and prints what the page shows.
 
 What a page starts by vLLM's command is forked from the pre-imported vLLM, with the page's own variables and
 options. Ports are free ones. All else is a command in bash.
@@ -24,7 +24,7 @@ from lora_fs.demo.waiting import wait_until
 from tests.docs.blocks import ROOT, Command, blocks, commands
 from tests.docs.reader import shows
 
-PAGES = [ROOT / "docs/tutorials" / name for name in ("first-fleet.md", "first-canary.md")]
+PAGES = [ROOT / f"docs/tutorials/first-{subject}.md" for subject in ("fleet", "canary", "release", "rl-run")]
 SERVES = "vllm.entrypoints.openai.api_server"
 
 
@@ -37,12 +37,13 @@ class Desk:
         self._ports: dict[str, int] = {}
         self._lines: dict[str, str] = {}
         self._servers: dict[str, Process] = {}
+        self._terminals: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "examples").symlink_to(ROOT / "examples")
 
     def bash(self, line: str) -> tuple[int, str]:
         """Type one line; its exit code and what it prints."""
-        here = re.sub(r"\b800\d\b", lambda port: str(self._port(port[0])), line)
         ran = subprocess.run(
-            ["bash", "-c", here],
+            ["bash", "-c", self._here(line)],
             cwd=self._folder,
             env=child_environment(self._env),
             stdout=subprocess.PIPE,
@@ -52,6 +53,16 @@ class Desk:
             check=False,
         )
         return ran.returncode, ran.stdout
+
+    def leave_running(self, line: str, terminal: str) -> None:
+        """Type a line that does not end, in a terminal of its own."""
+        self._terminals[terminal] = subprocess.Popen(
+            ["bash", "-c", self._here(line)],
+            cwd=self._folder,
+            env=child_environment(self._env),
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def export(self, line: str) -> None:
         """Keep the variables for all that follows."""
@@ -76,20 +87,35 @@ class Desk:
         self._lines[port] = line
         self._servers[port].wait_ready("/readyz")
 
-    def again(self, port: str) -> None:
-        """Type the command that started a server once more."""
-        self.serve(self._lines[port])
+    def again(self, ports: str) -> None:
+        """Type the commands that started these servers once more."""
+        for port in ports.split():
+            self.serve(self._lines[port])
 
-    def interrupt(self, port: str) -> None:
-        """Press Ctrl-C in a server's terminal, and wait until it has ended."""
-        os.kill(self._servers[port].pid, signal.SIGINT)
-        assert self._servers[port].wait_ended(timeout_s=120)
-        self._servers[port].kill()  # what it left
+    def interrupt(self, terminals: str) -> None:
+        """Press Ctrl-C in these terminals, a server's by its port; wait until what ran there has ended."""
+        for terminal in terminals.split():
+            if terminal in self._terminals:
+                self._end(self._terminals.pop(terminal))
+                continue
+            os.kill(self._servers[terminal].pid, signal.SIGINT)
+            assert self._servers[terminal].wait_ended(timeout_s=120)
+            self._servers[terminal].kill()  # what it left
 
     def close(self) -> None:
-        """End every server."""
+        """End all that runs."""
+        for terminal in self._terminals.values():
+            self._end(terminal)
         for server in self._servers.values():
             server.kill()
+
+    @staticmethod
+    def _end(terminal: subprocess.Popen[bytes]) -> None:
+        os.killpg(terminal.pid, signal.SIGTERM)  # bash ignores SIGINT without a terminal
+        terminal.wait(60)
+
+    def _here(self, line: str) -> str:
+        return re.sub(r"\b800\d\b", lambda port: str(self._port(port[0])), line)
 
     def _port(self, port: str) -> int:
         return self._ports.setdefault(port, free_port())
@@ -110,17 +136,20 @@ def typed(desk: Desk, command: Command) -> str:
     if SERVES in line:
         desk.serve(line)
         return ""
-    code, out = desk.bash(line)
-    if line == "lora-fs status":  # a report follows within a moment, and readers type slowly
+    # A replica reports within a moment, a gateway starts in a second, and readers type slowly.
+    if line == "lora-fs status" or line.endswith("/health"):
 
         def told() -> bool:
-            return all(shows(shown, desk.bash(line)[1]) for shown in command.prints)
+            return all(shows(shown, desk.bash(line)[1], numbers=True) for shown in command.prints)
 
-        wait_until(f"{command.block}: status shows {command.prints}", told, timeout_s=120)
-        return out
+        wait_until(f"{command.block}: {line} shows {command.prints}", told, timeout_s=120)
+        return ""
+    code, out = desk.bash(line)
     assert code == 0, f"{command.block}: $ {line}\nends with {code}\n{out}"
     for shown in command.prints:
-        assert shows(shown, out), f"{command.block}: $ {line}\nprints no line like\n{shown}\nbut\n{out}"
+        assert shows(shown, out, numbers=True), (
+            f"{command.block}: $ {line}\nprints no line like\n{shown}\nbut\n{out}"
+        )
     return out
 
 
@@ -133,22 +162,27 @@ def desk(tmp_path: Path, farm: EngineFarm) -> Iterator[Desk]:
 
 
 def test_the_tutorials_can_be_typed(desk: Desk) -> None:
-    """Both, one after the other; all replicas that a page asks for one adapter give one answer."""
+    """All, one after the other; all replicas that a page asks for one adapter give one answer."""
     answers: dict[str, set[str]] = {}
+    rewards: dict[str, float] = {}
     for block in (block for page in PAGES for block in blocks(page)):
-        event, _, port = (block.mark or "").partition(": ")
+        event, _, where = (block.mark or "").partition(": ")
         if event == "Ctrl-C":
-            desk.interrupt(port)
+            desk.interrupt(where)
         elif event == "again":
-            desk.again(port)
+            desk.again(where)
         for command in commands(block):
+            if event == "terminal":
+                desk.leave_running(command.text, where)
+                continue
             out = typed(desk, command)
             if "/v1/completions" in command.text and "curl -sf " in command.text:
                 asked = re.findall(r'"model": "([^"]+)"', command.text)[0]
                 answers.setdefault(asked, set()).add(json.loads(out)["choices"][0]["text"])
-    assert {name: len(said) for name, said in answers.items()} == {
-        "support": 1,
-        "billing": 1,
-        "support@v2": 1,
-    }
-    assert len(set.union(*answers.values())) == 3
+            found = re.findall(r"(policy-v\d+): reward (\S+);", out)
+            rewards |= {policy: float(reward) for policy, reward in found}
+    named = ["support", "billing", "support@v2", "policy-v12", "policy-v15"]
+    assert {name: len(said) for name, said in answers.items()} == dict.fromkeys(named, 1)
+    assert len(set.union(*(answers[name] for name in named[:4]))) == 4
+    assert list(rewards) == [f"policy-v{number}" for number in range(15)]
+    assert rewards["policy-v11"] > 1.5 * rewards["policy-v0"], rewards
