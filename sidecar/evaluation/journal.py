@@ -15,8 +15,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
 from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.evaluation.comparison import Result
+
+_ABOUT = TypeAdapter(dict[str, str])
+
+
+class _Case(BaseModel):
+    """A line of the journal after the first."""
+
+    model_config = ConfigDict(strict=True)
+
+    line: int
+    id: str
+    results: tuple[Result, ...]
 
 
 class Journal:
@@ -77,15 +91,15 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             try:
-                value = json.loads(line)
-                if end == 0 and [*value.items()] != [*self._about.items()]:
+                if end == 0 and [*_ABOUT.validate_json(line).items()] != [*self._about.items()]:
                     raise InputError(
                         f"{self._path} is the journal of another evaluation: remove it, or name another "
                         "--journal"
                     )
                 if end:
-                    yield value["line"], value["id"], tuple(Result(**one) for one in value["results"])
-            except (AttributeError, ValueError, TypeError, KeyError) as error:
+                    case = _Case.model_validate_json(line)
+                    yield case.line, case.id, case.results
+            except ValidationError as error:
                 raise InputError(f"{self._path} is no journal of an evaluation: remove it") from error
             end += len(line)
         return end

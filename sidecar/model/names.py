@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from lora_fs.sidecar.errors import InvalidName
 
@@ -14,9 +14,21 @@ RESERVED_NAMESPACES = frozenset({"lora-fs.json", "HEAD"})
 _SHORT = 12  # hexadecimal digits of a digest
 _ENGINES = re.compile(rf"(.+)@[0-9a-f]{{{_SHORT}}}")
 
+
+def _in_utf8(value: str) -> str:
+    """Refuse half a character, which JSON lets a string hold and no file can keep."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{value!a} is no text in UTF-8") from error
+    return value
+
+
 # The length apart from the pattern: {0,254} in it takes 2 ms to compile, at each start of a command.
 Segment = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 FileName = Annotated[str, Field(max_length=255, pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]*$")]
+Text = Annotated[str, AfterValidator(_in_utf8)]
 LabelKey = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 

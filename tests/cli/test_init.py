@@ -95,6 +95,16 @@ def test_a_root_without_a_registry(
     assert (list(bare.iterdir()) if there else bare.exists()) in ([], False)
 
 
+def test_a_root_that_is_a_file(lora_fs: LoraFs, bare: Path) -> None:
+    """It is named as such, and nobody is sent to make a registry there."""
+    bare.write_text("")
+    ran = lora_fs("list")
+    assert (ran.code, ran.err) == (
+        3,
+        f"lora-fs: {bare} is a file, and a registry is a folder: name another root\n",
+    )
+
+
 def test_init(lora_fs: LoraFs, bare: Path, folder: Folder) -> None:
     """It makes a registry, says what kind and where; again it says that there is one, and changes nothing."""
     made = lora_fs("init")

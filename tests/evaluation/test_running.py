@@ -297,7 +297,14 @@ def test_another_evaluations_journal(replica: Start, data: Data, tmp_path: Path)
     first.close(done=False)
     refuses(about | {"data": "2"}, "journal of another evaluation")
     refuses({"data": "1", "v1": "a", "v2": "b"}, "journal of another evaluation")
-    for text in ("hello\n", "[]\n"):
+    whole = path.read_text(encoding="utf-8")
+    result = '{"score": "high"}'
+    for text in (
+        "hello\n",
+        "[]\n",
+        '{"data": [1]}\n',
+        f'{whole}{{"line": 9, "id": "a", "results": [{result}]}}\n',
+    ):
         path.write_text(text, encoding="utf-8")
         refuses(about, "is no journal")
 

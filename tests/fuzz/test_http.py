@@ -8,6 +8,7 @@ bodies that the document names, and no path of this machine but those that the c
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from argparse import Namespace
@@ -206,6 +207,26 @@ def test_names_that_are_no_text(url: str, model: str, path: str) -> None:
     body = f'{{"model":"{model}","lora_name":"{model}","lora_path":"{model}","source":{{"uri":"{model}"}}}}'
     answer = httpx.post(url + path, content=body, headers={"content-type": "application/json"}, **LOCAL)
     assert 400 <= answer.status_code < 500
+
+
+@pytest.mark.parametrize("url", [sidecar_app], indirect=True, ids=["sidecar"])
+@pytest.mark.parametrize("act", ["register", "set"])
+@pytest.mark.parametrize("field", ["labels", "base_model"])
+def test_half_a_character_in_what_a_record_keeps(url: str, volume: Path, act: str, field: str) -> None:
+    """The answer names the field, and nothing was copied: it quoted the record, and left a copy for a day."""
+    scope = volume / "default/tiny"
+    before = sorted(scope.rglob("*"))
+    said = {"labels": {"a": "\ud800"}} if field == "labels" else {field: "\ud800"}
+    source = {"source": str(volume / "sources/b1")} if act == "register" else {}
+    answer = httpx.post(
+        f"{url}/v1/lora_adapters/default/tiny/a1/{act}",
+        content=json.dumps(source | said),
+        headers={"content-type": "application/json"},
+        **LOCAL,
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(field)
+    assert sorted(scope.rglob("*")) == before
 
 
 def test_a_path_that_is_a_loop(url: str, volume: Path) -> None:

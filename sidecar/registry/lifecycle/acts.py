@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lora_fs.sidecar.errors import Conflict, InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Priority, Record, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation
-from lora_fs.sidecar.model.names import LabelKey
+from lora_fs.sidecar.model.names import LabelKey, Text
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.store import evaluations, gating
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -212,7 +212,7 @@ class Set(Act):
     )
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds of a lazy adapter")
     priority: Priority | None = Field(None, description="Eager and pinned: greater loads first")
-    labels: dict[LabelKey, str | None] = Field({}, description="To set; null takes a label away")
+    labels: dict[LabelKey, Text | None] = Field({}, description="To set; null takes a label away")
     keep_revisions: Annotated[int, Field(ge=1)] | Literal["none"] | None = Field(
         None, description="gc keeps so many revisions; none: as the namespace says"
     )

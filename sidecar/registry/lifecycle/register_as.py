@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.model import Finding, Pointer, Policy, PolicyKind, Priority, Record, Scope
+from lora_fs.sidecar.model.names import Text
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
@@ -24,11 +25,11 @@ class RegisterAs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     revision: str | None = Field(None, description="Null: the next vN")
-    base_model: str | None = Field(None, description="What it was made for, when its config does not say")
+    base_model: Text | None = Field(None, description="What it was made for, when its config does not say")
     policy: PolicyKind | None = Field(None, description="Null: as what the name serves")
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds, after which a lazy one goes")
     priority: Priority | None = Field(None, description="Eager and pinned: greater loads first")
-    labels: dict[str, str] = Field({}, description="Kept in the record")
+    labels: dict[Text, Text] = Field({}, description="Kept in the record")
     amend: bool = Field(True, description="Known bytes get this policy and labels; false: they keep theirs")
     activate: bool = Field(True, description="Let the plain name serve it")
     allow: tuple[str, ...] = Field((), description="Codes of findings to take as warnings")

@@ -207,6 +207,8 @@ def missing(layout: Layout) -> RegistryMissing:
     names = atomic.list_names(layout.root)
     if was_written_to(layout.root):
         return RegistryMissing(_without_marker(layout))
+    if os.path.isfile(layout.root):
+        return RegistryMissing(f"{layout.root} is a file, and a registry is a folder: name another root")
     mount, kind = mount_of(layout.root)
     where = f"no {MARKER}" if names is not None else "there is no such folder"
     where += f"; it lies on {mount}, {kind}" if mount else ""
