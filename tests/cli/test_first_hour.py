@@ -181,6 +181,6 @@ def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
 
 def test_a_stage_folder_in_the_registry(root: Path) -> None:
     """Every replica would stage there, and each remove what the others need."""
-    words = [LORA_FS, "sidecar", "--stage-dir", str(root / "stage")]
+    words = [LORA_FS, "sidecar", "--port", str(free_port()), "--stage-dir", str(root / "stage")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "local to this replica" in done.stderr) == (2, True), done.stderr
