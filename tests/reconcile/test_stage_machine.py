@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -56,6 +57,7 @@ class Folder(RuleBasedStateMachine):
         self.clock, self._patch = Clock(), pytest.MonkeyPatch()
         self._patch.setattr(cache, "time", self.clock)
         self.processes = [Process(self.folder) for _ in range(2)]
+        self.rubbish = itertools.count()
 
     def teardown(self) -> None:
         self._patch.undo()
@@ -116,12 +118,12 @@ class Folder(RuleBasedStateMachine):
 
     @rule(cut=st.booleans())
     def the_generation_is_lost(self, cut: bool) -> None:
-        """As an earlier version leaves the file; or something else writes into it."""
+        """As an earlier version leaves the file; or something else writes into it, and no number twice."""
         with (self.folder / FILE).open("r+b") as file:
             file.truncate(len(OWNER))
             if not cut:
                 file.seek(len(OWNER))
-                file.write(b"\0" + b"rubbish!")
+                file.write(b"\0" + next(self.rubbish).to_bytes(8))
 
     @invariant()
     def keeps_the_bound(self) -> None:
