@@ -46,10 +46,10 @@ def reward(text: str) -> float:
     return 100 * text.count("r") / max(1, len(text))
 
 
-def publish(fleet: OpenAI, policy: str, folder: Path) -> float:
-    """Load a saved policy on every replica; returns the seconds until all of them have it."""
+def publish(fleet: OpenAI, folder: Path) -> float:
+    """Load a saved policy on every replica, by its folder's name; returns the seconds until all have it."""
     began = time.monotonic()
-    body = {"lora_name": policy, "lora_path": str(folder)}
+    body = {"lora_name": folder.name, "lora_path": str(folder)}
     fleet.post("/load_lora_adapter", body=body, cast_to=httpx.Response)
     return time.monotonic() - began
 
@@ -100,8 +100,8 @@ def token() -> str:
 
 
 def numbers(output: Path) -> list[int]:
-    """Return the numbers of the policies saved so far, the newest last."""
-    return sorted(int(folder.name.removeprefix("policy-v")) for folder in output.glob("policy-v*"))
+    """Return the numbers of the policies saved so far."""
+    return [int(folder.name.removeprefix("policy-v")) for folder in output.glob("policy-v*")]
 
 
 def main() -> None:
@@ -121,24 +121,26 @@ def main() -> None:
     fleet = OpenAI(base_url=f"{given.gateway}/v1", api_key=token())
     base = AutoModelForCausalLM.from_pretrained(given.model)
     saved = numbers(output)
-    number = saved[-1] if saved else 0
+    number = max(saved, default=0)
+    newest = output / f"policy-v{number}"
     if saved:
-        model = PeftModel.from_pretrained(base, output / f"policy-v{number}", is_trainable=True)
+        model = PeftModel.from_pretrained(base, newest, is_trainable=True)
     else:
         model = get_peft_model(base, LORA)
-        model.save_pretrained(output / "policy-v0")
-        publish(fleet, "policy-v0", output / "policy-v0")
+        model.save_pretrained(newest)
+    if newest.name not in {card.id for card in fleet.models.list()}:
+        publish(fleet, newest)
     weights = (weight for weight in model.parameters() if weight.requires_grad)
     optimizer = torch.optim.Adam(weights, lr=given.learning_rate)
     for _ in range(given.steps):
         policy, number = f"policy-v{number}", number + 1
         mean, samples = sampled(fleet, policy)
         update(model, optimizer, samples)
-        following = f"policy-v{number}"
-        model.save_pretrained(output / following)
-        took = publish(fleet, following, output / following)
+        following = output / f"policy-v{number}"
+        model.save_pretrained(following)
+        took = publish(fleet, following)
         withdraw(fleet, policy)
-        print(f"{policy}: reward {mean:.1f}; {following} published in {took:.2f} s", flush=True)
+        print(f"{policy}: reward {mean:.1f}; {following.name} published in {took:.2f} s", flush=True)
 
 
 if __name__ == "__main__":
