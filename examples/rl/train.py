@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 PROMPTS = ("hello world", "river stone", "what customer", "silver morning")
-SAMPLES = 8  # of each prompt: their mean reward is what each of them is compared with
+SAMPLES = 32  # of each prompt: their mean reward is what each of them is compared with
 TOKENS = 8
 LORA = LoraConfig(
     r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], task_type="CAUSAL_LM"
