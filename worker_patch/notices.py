@@ -49,18 +49,18 @@ class Notices:
         self._listeners[user] = path
         return True
 
-    def ended(self, adapter: int, load: str, size_bytes: int | None) -> None:
-        """A load ended, and what it brought takes so much; None: it failed."""
-        self._send({"ended": adapter, "load": load, "from": self.name, "bytes": size_bytes})
+    def ended(self, adapter: int, load: str, size_bytes: int | None, but: str | None = None) -> None:
+        """A load ended, and what it brought takes so much; None: it failed. ``but``: gets no notice."""
+        self._send({"ended": adapter, "load": load, "from": self.name, "bytes": size_bytes}, but)
 
     def blank(self, adapter: int, reason: str) -> None:
         """A step ran an adapter without its weights."""
         self._send({"blank": adapter, "reason": reason[:MOST_REASON]})
 
-    def _send(self, said: dict[str, object]) -> None:
+    def _send(self, said: dict[str, object], but: str | None = None) -> None:
         notice = json.dumps(said).encode()
         for user, path in list(self._listeners.items()):
-            if not self._sent(notice, user, path, socket.MSG_DONTWAIT):
+            if user != but and not self._sent(notice, user, path, socket.MSG_DONTWAIT):
                 with suppress(RuntimeError):  # this process ends, or has no thread left
                     self._late.submit(self._send_late, notice, user, path)
 

@@ -9,6 +9,7 @@ Source: vllm 0.31 and 0.32, ``lora/peft_helper.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from packaging.version import InvalidVersion, Version
@@ -38,6 +39,7 @@ def version_problem(said: str | None) -> str | None:
     return None
 
 
+@lru_cache(maxsize=8)  # each load asks, and the answer is the version's
 def heeds_all(said: str | None) -> bool:
     """Whether an engine that says this version heeds every field that one before it ignored."""
     return not too_old(tuple(SINCE), said)

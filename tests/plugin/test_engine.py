@@ -119,8 +119,8 @@ async def test_a_load_that_another_one_drives_out_is_begun_anew(
     """It did not fail: it ended, and was gone before it could be held."""
     wait = site.worker.wait
 
-    def driven_out(adapter: int, most_s: float) -> None:
-        wait(adapter, 20.0)
+    def driven_out(adapter: int, most_s: float, user: str) -> None:
+        wait(adapter, 20.0, user)
         monkeypatch.setattr(site.worker, "wait", wait)
         site.worker.tiers.remove(adapter)
 
@@ -332,7 +332,7 @@ async def test_a_load_that_was_given_up(site: Site, monkeypatch: pytest.MonkeyPa
     site.worker.go.set()
     if loading is not None:
         await loading
-    site.worker.wait(7, 20)
+    site.worker.wait(7, 20, "api")
     assert (7 in site.worker.tiers.entries) == again
     assert site.worker.tiers.free_bytes == (10 if again else 20)
     assert site.worker.loads == [7]
@@ -395,7 +395,7 @@ async def test_a_load_that_fails_in_one_engine_leaves_nothing_in_the_others(
     with pytest.raises(EngineRejected, match="no memory"):
         await api.load("sql", "/p", record(7, pinned))
     first.go.set()
-    first.wait(7, 20)
+    first.wait(7, 20, "api")
     await site.api[1].unload("sql")
     assert first.tiers.entries == {}
     assert first.tiers.free_bytes == 20
@@ -488,7 +488,7 @@ async def test_what_a_call_that_was_lost_brought_is_given_up(site: Site) -> None
         await loads
     site.down = False
     site.worker.go.set()
-    site.worker.wait(7, 20)
+    site.worker.wait(7, 20, "api")
     assert 7 in site.worker.tiers.entries
     await site.api[1].load("other", "/p", record(8))
     await api.loaded()
@@ -501,7 +501,7 @@ async def test_a_load_under_way_is_no_stray(site: Site, second: Worker) -> None:
     second.go.clear()
     load = asyncio.create_task(api.load("sql", "/p", record(7)))
     await site.asked.wait()
-    site.worker.wait(7, 20)
+    site.worker.wait(7, 20, "api")
     assert (await api.loaded()).adapters == {}
     second.go.set()
     await load

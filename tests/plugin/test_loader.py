@@ -121,13 +121,13 @@ def test_who_waits_for_a_load_has_it(loader: Loader[str]) -> None:
     """Or waits as long as it said, and for none that is not there."""
     go = threading.Event()
     loader.start(1, lambda: str(go.wait(20)))
-    loader.wait(1, 0)
+    assert not loader.wait(1, 0)
     assert loader.collect() == []
     go.set()
-    loader.wait(1, 60)
+    assert loader.wait(1, 60)
     [done] = loader.collect()
     assert (done.id, done.adapter) == (1, "True")
-    loader.wait(1, 60)
+    assert loader.wait(1, 60)
 
 
 def test_the_interpreters_lock_changes_hands_sooner_while_loading(loader: Loader[str]) -> None:

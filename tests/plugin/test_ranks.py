@@ -72,7 +72,9 @@ class Ranks(RuleBasedStateMachine):
         self.admit: dict[tuple[str, int], Any] = {}
         self.loading: set[tuple[str, int]] = set()
 
-    def hear(self, name: str, adapter: int, load: str, size_bytes: int | None) -> None:
+    def hear(
+        self, name: str, adapter: int, load: str, size_bytes: int | None, but: str | None = None
+    ) -> None:
         self.heard[adapter].add((load, name), size_bytes)
 
     def call(self, call: str, user: str, **ask: Any) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from collections import defaultdict
@@ -207,12 +208,32 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.add_adapter(files.request)
     go.set()
-    manager.wait(ID, 20)
+    manager.wait(ID, 20, "api")
     entry = manager.tiers.entries[ID]
     assert entry.holders.keys() == {STOCK}
     assert entry.users == {STOCK, "api"}
     assert manager.tiers.slots.count(ID) == 1
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
+
+
+def test_a_load_that_a_call_waits_for_is_told_to_the_others_alone(
+    make: Make, files: Files, tmp_path: Path
+) -> None:
+    """Its own server has the answer; a notice beside it would only wake that server's loop once more."""
+    manager = worker(make, 2 * files.size_bytes)
+    heard = {user: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for user in ("api", "other")}
+    with heard["api"] as own, heard["other"] as others:
+        for user, server in heard.items():
+            server.bind(str(tmp_path / user))
+            manager.notices.reach(user, str(tmp_path / user))
+        others.settimeout(20)
+        assert load(manager, files, notices=str(tmp_path / "api"))["state"] == "ready"
+        assert json.loads(others.recv(1000))["ended"] == ID
+        rpc.drop(manager, {"id": ID, "user": "api"})
+        assert load(manager, files, wait_s=0, sequence=2, notices=str(tmp_path / "api"))["load"] == "api 2"
+        assert json.loads(others.recv(1000))["load"] == "api 2"
+        own.settimeout(20)
+        assert json.loads(own.recv(1000))["load"] == "api 2", "the first one was not for it"
 
 
 def test_memory_for_the_next_load(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +272,7 @@ def test_a_step_that_cannot_wait_for_a_load(
     manager.set_active_adapters({LoRARequest("support", ID, files.path + "-gone")}, None)
     assert manager.blank.keys() == {ID}
     go.set()
-    manager.wait(ID, 20)
+    manager.wait(ID, 20, "api")
     assert (manager.blank, manager.failures) == ({}, {})
     assert load(manager, files, again=False)["state"] == "ready"
     assert manager.tiers.entries[ID].size_bytes > 0

@@ -165,7 +165,8 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         load = self.under_way.begin(adapter, asked)
 
         def tell(brought: Resident | None) -> None:
-            self.notices.ended(adapter, load.number, None if brought is None else size_bytes(brought))
+            size = None if brought is None else size_bytes(brought)
+            self.notices.ended(adapter, load.number, size, but=load.told)
 
         try:
             passing = asked.get("passing", False)
@@ -189,9 +190,13 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         load = self.under_way.get(adapter)
         return load is not None and not load.failed
 
-    def wait(self, adapter: int, most_s: float) -> None:
-        """Wait for a load while the engine has nothing to do."""
-        self._loader.wait(adapter, most_s)
+    def wait(self, adapter: int, most_s: float, user: str) -> None:
+        """Wait for a load while the engine has nothing to do. ``user``: whose call this answers."""
+        load = self.under_way.get(adapter)
+        if load is not None:
+            load.told = user
+            if not self._loader.wait(adapter, most_s):
+                load.told = None  # and if it ends now, without a notice, ``collect`` finds it
         self.collect()
 
     def collect(self) -> None:

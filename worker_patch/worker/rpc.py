@@ -49,7 +49,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         except NoRoom as error:
             return {"state": "full", "reason": str(error)}
     if ask["wait_s"]:
-        manager.wait(adapter, ask["wait_s"])
+        manager.wait(adapter, ask["wait_s"], ask["user"])
     if adapter in manager.tiers.entries:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])
         manager.named[adapter] = ask["name"]

@@ -34,6 +34,7 @@ _ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there 
 _USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each copy; for each digest
 _GENERATION_BYTES = 8
 _SEPARATOR = b"\0"  # between the owner and the generation
+_FLOCK = struct.Struct("hhqqi0q")
 
 
 class FolderLock:
@@ -245,4 +246,4 @@ def _place(what: str) -> int:
 
 def _request(kind: int, at: int) -> bytes:
     """A ``struct flock`` for one byte."""
-    return struct.pack("hhqqi0q", kind, os.SEEK_SET, at, 1, 0)
+    return _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0)

@@ -57,8 +57,9 @@ class EventLog:
         else:
             kind = "Warning" if warning else "Normal"
             noted = Event(type=kind, reason=reason, message=message, key=key, first_at=at, last_at=at)
-            self._make_room(_subject(identity))
-            self._of[_subject(identity)] += 1
+            subject = _subject(identity)
+            self._make_room(subject)
+            self._of[subject] += 1
             self._normal += not warning
         self._events[identity] = noted
         self.version += 1

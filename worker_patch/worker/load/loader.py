@@ -87,10 +87,13 @@ class Loader(Generic[Prepared]):
         except RuntimeError as error:
             logger.warning("beside the loads: %r", error)
 
-    def wait(self, adapter: int, most_s: float) -> None:
-        """Let its load have the processor, and the interpreter's lock, until it ends or for ``most_s``."""
-        if adapter in self._jobs:
-            futures.wait([self._jobs[adapter]], most_s)
+    def wait(self, adapter: int, most_s: float) -> bool:
+        """Let its load have the processor, and the interpreter's lock, until it ends or for ``most_s``.
+
+        Returns:
+            Whether it ended, or there is none.
+        """
+        return adapter not in self._jobs or not futures.wait([self._jobs[adapter]], most_s).not_done
 
     def collect(self) -> list[Done[Prepared]]:
         """The loads that ended since the last call."""
