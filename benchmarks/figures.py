@@ -10,7 +10,7 @@ import platform
 import random
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,11 @@ def table(rows: Sequence[tuple[str, Sequence[float]]], unit: str) -> None:
     print(flush=True)
 
 
-def interval(values: Sequence[float], rounds: int = 2000) -> tuple[float, float]:
-    """A 95 % interval of the median, by bootstrap."""
-    medians = sorted(statistics.median(random.choices(values, k=len(values))) for _ in range(rounds))
-    return medians[int(rounds * 0.025)], medians[int(rounds * 0.975)]
+def interval(
+    values: Sequence[Any],
+    rounds: int = 2000,
+    of: Callable[[Sequence[Any]], float] = statistics.median,
+) -> tuple[float, float]:
+    """A 95 % interval of what ``of`` makes of the values, by bootstrap."""
+    found = sorted(of(random.choices(values, k=len(values))) for _ in range(rounds))
+    return found[int(rounds * 0.025)], found[int(rounds * 0.975)]

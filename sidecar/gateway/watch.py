@@ -41,6 +41,10 @@ WRONG: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticEr
 logger = logging.getLogger(__name__)
 
 
+class TokenRefused(ValueError):
+    """A replica does not know the token that it was shown."""
+
+
 @dataclass(slots=True)
 class Seen:
     """One replica. ``why``: what keeps it out; empty if it is in.
@@ -234,40 +238,21 @@ class Watch:
 
     async def _ask(self, session: aiohttp.ClientSession, seen: Seen) -> dict[str, Any]:
         """Return a replica's ``/metadata``. One that does not know the token yet tells what is public."""
-        body = await self._get(session, seen.url, self.headers)
-        is_refused = body is None
-        if body is None:
-            open_to_all = {name: value for name, value in self.headers.items() if name != HEADER}
-            body = await self._get(session, seen.url, open_to_all)
-        if body is None:
-            raise ValueError("status 401; is it a sidecar?")
+        public = {name: value for name, value in self.headers.items() if name != HEADER}
+        told = None
+        if seen.why and HEADER in self.headers:  # somebody else may have its address by now
+            told = await _metadata(session, seen.url, public)
+            if not self._is_of_this_fleet(seen, told):
+                return told
+        try:
+            told, is_refused = await _metadata(session, seen.url, self.headers), False
+        except TokenRefused:
+            told, is_refused = told or await _metadata(session, seen.url, public), True
         if is_refused and not seen.refuses_token:
             about = event("gateway.token_refused", url=seen.url)
             logger.warning("the replica at %s does not know the gateway's token", seen.url, extra=about)
         seen.refuses_token = is_refused
-        told = json.loads(body)
-        if not isinstance(told, dict):
-            raise TypeError("it is no object")
         return told
-
-    async def _get(
-        self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
-    ) -> bytearray | None:
-        """Return the body of a replica's ``/metadata``; None if it refuses the token."""
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        async with session.get(
-            f"{url}/metadata", headers=headers, timeout=timeout, allow_redirects=False
-        ) as answer:
-            if answer.status == 401:
-                return None
-            if answer.status != 200:
-                raise ValueError(f"status {answer.status}; is it a sidecar?")
-            body = bytearray()
-            while piece := await answer.content.readany():
-                body += piece
-                if len(body) > MOST_BYTES:
-                    raise ValueError(f"over {MOST_BYTES} bytes")
-        return body
 
     def _is_of_this_fleet(self, seen: Seen, told: Mapping[str, Any]) -> bool:
         """Return whether a replica serves the fleet's model, which is its own if no other one is known."""
@@ -337,6 +322,26 @@ class Watch:
         if seen.name is not None and self._holders.get(seen.name) == seen.url:
             self._router.lost(seen.name, emptied=emptied and why != seen.why)
         seen.why = why
+
+
+async def _metadata(session: aiohttp.ClientSession, url: str, shown: Mapping[str, str]) -> dict[str, Any]:
+    """What a replica says of itself. Raises TokenRefused, ClientError, TimeoutError, and as in ``WRONG``."""
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with session.get(
+        f"{url}/metadata", headers=shown, timeout=timeout, allow_redirects=False
+    ) as answer:
+        if answer.status != 200:
+            kind = TokenRefused if answer.status == 401 else ValueError
+            raise kind(f"status {answer.status}; is it a sidecar?")
+        body = bytearray()
+        while piece := await answer.content.readany():
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"over {MOST_BYTES} bytes")
+    told = json.loads(body)
+    if not isinstance(told, dict):
+        raise TypeError("it is no object")
+    return told
 
 
 def _text(told: object) -> str:
