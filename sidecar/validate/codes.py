@@ -66,6 +66,11 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "config-too-large": _refused("adapter_config.json is larger than any real one"),
         "config-field": _refused("a field is missing or is not of the type vLLM needs"),
         "pattern": _refused("a regular expression is invalid or too costly to run on every name"),
+        "many-patterns": Code(
+            "so many keys in rank_pattern and alpha_pattern that a load stalls a stock engine",
+            severity=Severity.WARNING,
+            overridable=True,
+        ),
         "peft-type": _overridable("the adapter is not a LoRA; vLLM ignores the field and misreads"),
         "peft-type-missing": _told("peft_type is not given; LoRA is assumed, as vLLM does"),
         "dora": _engines("weight-decomposed LoRA, which vLLM refuses"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A broken adapter repeats its fault in every layer; the first ones tell the story.
 MAX_FINDINGS_PER_CODE = 8
-LEFT_OUT_BY_STOCK = frozenset({"renamed-experts"})
+ERRORS_OF_STOCK = frozenset({"renamed-experts", "many-patterns"})
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Expectation:
         fleet: the live replicas that are to serve it: what none of them can is an error.
         forced: that is a warning.
         trust: who has to have signed it; None: nobody.
-        stock: a vLLM without lora-fs's plugin serves it: what that would leave out is an error.
+        stock: a vLLM without lora-fs's plugin serves it: what only the plugin serves well is an error.
     Raises:
         InputError: ``allow`` names a code that does not exist or cannot be overridden.
     """
@@ -137,7 +137,7 @@ class Findings:
 
     def __init__(self, allow: frozenset[str] = frozenset(), *, stock: bool = False) -> None:
         self.allow = allow
-        self._errors = LEFT_OUT_BY_STOCK if stock else frozenset()
+        self._errors = ERRORS_OF_STOCK if stock else frozenset()
         self._kept: list[Finding] = []
         self._seen: Counter[tuple[str, Severity, str]] = Counter()
 

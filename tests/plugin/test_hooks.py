@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from vllm.lora import lora_model, model_manager, worker_manager
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.worker import lora_model_runner_mixin
 from vllm.v1.worker.worker_base import WorkerBase
 
 from lora_fs.worker_patch.worker import hooks
 from lora_fs.worker_patch.worker.hooks import wrapper_for
+from lora_fs.worker_patch.worker.load.patterns import match
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.ops.punica import Planned
 
@@ -47,7 +49,7 @@ def test_vllms_own(stock: str, kernels: str) -> None:
 
 
 def test_what_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our manager under both names, the worker's method, and a reader that page-locks nothing."""
+    """Our manager under both names, the worker's method, and how files are read."""
     named = (worker_manager, lora_model_runner_mixin)
     for module in named:
         monkeypatch.setattr(module, "LRUCacheWorkerLoRAManager", object)
@@ -55,7 +57,9 @@ def test_what_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PIN_MEMORY", True)
     monkeypatch.setattr(WorkerBase, hooks.RPC, None, raising=False)
     monkeypatch.setattr(hooks, "_choose_wrapper", lambda: None)
+    monkeypatch.setattr(PEFTHelper, "_match_pattern", None)
     hooks.install()
     assert [module.LRUCacheWorkerLoRAManager for module in named] == [TieredWorkerManager] * 2
     assert [lora_model.PIN_MEMORY, model_manager.PIN_MEMORY] == [False, False]
     assert callable(getattr(WorkerBase, hooks.RPC))
+    assert PEFTHelper._match_pattern is match

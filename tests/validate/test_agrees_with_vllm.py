@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from safetensors import safe_open
 
 from lora_fs.sidecar.validate import Expectation, validate
 from lora_fs.sidecar.validate.config.adapter_config import check_config
-from lora_fs.sidecar.validate.config.patterns import Budget
+from lora_fs.sidecar.validate.config.patterns import KEPT_COMPILED, Budget
 from lora_fs.sidecar.validate.report import Findings
 from lora_fs.sidecar.validate.weights.tensors import peft_name
 from tests.validate.conftest import (
@@ -220,6 +221,25 @@ def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
     helper = PEFTHelper.from_dict({**good_config(), "rank_pattern": pattern})
     ours = ModulePatterns(pattern).find(peft_name(module), Budget())
     assert (good_config()["r"] if ours is None else ours) == helper.get_rank_and_scaling(module)[0]
+
+
+@pytest.mark.parametrize(("keys", "anew"), [(KEPT_COMPILED, 0), (600, 600)])
+def test_vllm_compiles_many_keys_anew_for_each_module(
+    keys: int, anew: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library keeps 500. Once it keeps more, ``many-patterns`` may go."""
+    from regex import _main as library
+    from vllm.lora.peft_helper import PEFTHelper
+
+    parsed = Mock(side_effect=library._parse_pattern)
+    monkeypatch.setattr(library, "_parse_pattern", parsed)
+    pattern = {f"model.layers.{layer}.q_proj": 2 for layer in range(keys)}
+    helper = PEFTHelper.from_dict({**good_config(), "rank_pattern": pattern})
+    library._cache.clear()
+    helper.get_rank_and_scaling("model.layers.0.v_proj")
+    parsed.reset_mock()
+    helper.get_rank_and_scaling("model.layers.1.v_proj")
+    assert parsed.call_count == anew
 
 
 GATED = ("gate_proj", "down_proj", "up_proj")  # in the order in which vLLM packs them

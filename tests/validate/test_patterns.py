@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_fs.sidecar.validate import Expectation, validate
+from lora_fs.sidecar.validate.config import adapter_config
 from lora_fs.sidecar.validate.config.patterns import (
+    KEPT_COMPILED,
     MAX_CHOICES_IN_KEY,
     MAX_CHOICES_IN_TARGET,
     Budget,
@@ -18,6 +23,7 @@ from lora_fs.sidecar.validate.config.patterns import (
     TooCostly,
     objection,
 )
+from tests.validate.conftest import Draft, good_config
 
 NAME = "model.layers.3.self_attn.q_proj"
 
@@ -109,7 +115,7 @@ def test_targets_match_as_in_peft() -> None:
 
 def test_budget() -> None:
     """Once the time is spent matching stops, and a name of any length is not tried."""
-    now = iter((0.0, 1.0, 99.0))
+    now = iter((0.0, 1.0, 1.0, 99.0))  # the beginning, a compilation, a match; and a match later
     patterns, budget = ModulePatterns({"q_proj": 4}), Budget(limit_s=5, clock=lambda: next(now))
     assert patterns.find(NAME, budget) == 4
     with pytest.raises(TooCostly):
@@ -119,6 +125,45 @@ def test_budget() -> None:
     for target in (("q_proj",), ".*"):
         with pytest.raises(TooCostly):
             TargetModules(target).covers(NAME, Budget(limit_s=-1))
+
+
+def test_keys_that_take_too_long_to_compile(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand long keys took seconds before the first match."""
+    patterns = ModulePatterns({"q_proj": 4})
+    with pytest.raises(TooCostly):
+        patterns.find(NAME, Budget(limit_s=-1))
+    draft.config["rank_pattern"] = {"q_proj": 4}
+    draft.write()
+    monkeypatch.setattr(adapter_config, "Budget", partial(Budget, limit_s=-1))
+    (finding,) = validate(draft.folder, Expectation()).errors
+    assert (finding.code, finding.field) == ("pattern", "rank_pattern")
+    assert finding.message == "takes too long to compile"
+
+
+KEYS = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(KEPT_COMPILED + 1)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alphas", "stalls"),
+    [(KEYS, [], True), (KEYS[1:], [], False), (KEYS[1:], KEYS[1:], False), (KEYS[1:], KEYS[:1], True)],
+)
+def test_more_keys_than_vllm_keeps_compiled(
+    ranks: Sequence[str], alphas: Sequence[str], stalls: bool, draft: Draft
+) -> None:
+    """A stock engine would stall, so its sidecar refuses it. The plugin serves it, and who registers is told.
+
+    A key that is in both patterns counts once.
+    """
+    rank, alpha = good_config()["r"], good_config()["lora_alpha"]
+    draft.config["rank_pattern"] = dict.fromkeys(ranks, rank)
+    draft.config["alpha_pattern"] = dict.fromkeys(alphas, alpha)
+    draft.write()
+    expected = {"many-patterns"} if stalls else set()
+    told, stock = validate(draft.folder, Expectation()), validate(draft.folder, Expectation(stock=True))
+    assert {finding.code for finding in stock.errors} == expected
+    assert {finding.code for finding in told.warnings} >= expected
+    assert told.ok
+    assert validate(draft.folder, Expectation(stock=True, allow=frozenset({"many-patterns"}))).ok
 
 
 def test_a_busy_machine_spends_no_budget() -> None:

@@ -25,6 +25,7 @@ def install() -> None:
     from vllm.v1.worker.worker_base import WorkerBase
 
     from lora_fs.worker_patch.worker import ids
+    from lora_fs.worker_patch.worker.load.patterns import keep_compiled
     from lora_fs.worker_patch.worker.managers import TieredWorkerManager
     from lora_fs.worker_patch.worker.rpc import answer
 
@@ -40,6 +41,7 @@ def install() -> None:
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
     setattr(WorkerBase, RPC, lora_fs)
     ids.widen()
+    keep_compiled()
     _choose_wrapper()
 
 

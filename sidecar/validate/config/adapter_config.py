@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from lora_fs.sidecar.escaping import shown, shown_json
 from lora_fs.sidecar.validate.config.features import CLASSIFICATION_HEADS, check_features
 from lora_fs.sidecar.validate.config.patterns import (
+    KEPT_COMPILED,
     MAX_CHOICES_IN_KEY,
     MAX_CHOICES_IN_TARGET,
+    MAX_KEYS,
     Budget,
     ModulePatterns,
     TargetModules,
+    TooCostly,
     objection,
     suffixes,
 )
@@ -113,10 +116,21 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
     rslora = config.get("use_rslora", False)
     if not isinstance(rslora, bool | None):
         found.add("config-field", CONFIG_FILE, "use_rslora", "must be true or false")
-    rank_pattern = _pattern(config, "rank_pattern", found)
-    alpha_pattern = _pattern(config, "alpha_pattern", found)
+    budget = Budget()
+    rank_pattern = _pattern(config, "rank_pattern", budget, found)
+    alpha_pattern = _pattern(config, "alpha_pattern", budget, found)
     if rank is None or alpha is None or target is None or rank_pattern is None or alpha_pattern is None:
         return None
+    keys = len({*rank_pattern, *alpha_pattern})
+    if keys > KEPT_COMPILED:
+        found.add(
+            "many-patterns",
+            CONFIG_FILE,
+            "rank_pattern, alpha_pattern",
+            f"have {keys} keys: a stock vLLM would compile each one again for every module, and no stream "
+            "would go on meanwhile",
+            hint="write the modules of one rank as one regular expression, or serve it with the plugin",
+        )
     largest = max([rank, *(int(value) for value in rank_pattern.values())])
     if max_rank is not None and largest > max_rank:
         found.add(
@@ -286,7 +300,9 @@ def _coverage(
     return TargetModules(target)
 
 
-def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mapping[str, float] | None:
+def _pattern(
+    config: Mapping[str, object], field: str, budget: Budget, found: Findings
+) -> Mapping[str, float] | None:
     """Read ``rank_pattern`` or ``alpha_pattern``; None for an unusable one."""
     value = config.get(field)
     if not value:
@@ -294,8 +310,24 @@ def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mappi
     if not isinstance(value, dict):
         found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not an object")
         return None
+    if len(value) > MAX_KEYS:
+        found.add("pattern", CONFIG_FILE, field, f"has {len(value)} keys, and may have {MAX_KEYS}")
+        return None
+    try:
+        return _usable(value, field, budget, found)
+    except TooCostly:
+        found.add(
+            "pattern", CONFIG_FILE, field, "takes too long to compile", hint="write fewer or shorter keys"
+        )
+        return None
+
+
+def _usable(
+    value: Mapping[str, object], field: str, budget: Budget, found: Findings
+) -> Mapping[str, float] | None:
     usable: dict[str, float] = {}
     for key, entry in value.items():
+        budget.check()
         where = f"{field}.{shown(key)}"
         reason = objection(key, MAX_CHOICES_IN_KEY)
         number = _finite(entry)

@@ -3,7 +3,7 @@
 PEFT lets ``target_modules``, ``rank_pattern`` and ``alpha_pattern`` hold regular expressions,
 and vLLM runs the patterns' keys on every module name inside the engine. An adapter is input:
 this module refuses an expression whose backtracking could get out of hand before it runs. Any other
-runs only as long as the budget lasts.
+compiles and runs only as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ MAX_LENGTH = 2_000
 MAX_CHOICES_IN_KEY = 3
 MAX_CHOICES_IN_TARGET = 4
 MAX_NAME_LENGTH = 128
+MAX_KEYS = 2_000  # of a pattern; an adapter of 126 layers with a key for each module has 882
+# vLLM's library keeps 500 compiled, vLLM's other ones among them. With more keys each module compiles all of
+# them again, about 0.2 ms each. Source: regex 2026, ``_main.py::_MAXCACHE``.
+KEPT_COMPILED = 400
 
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _LAZY = re.compile(r"([*+?}])\?")
@@ -33,7 +37,7 @@ class TooCostly(Exception):
 
 
 class Budget:
-    """Seconds of this thread's processor time that all matches of one validation may take together."""
+    """Seconds of this thread's processor time that the matches of one validation may take together."""
 
     def __init__(self, limit_s: float = BUDGET_S, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock, self._end = clock, clock() + limit_s
@@ -80,7 +84,8 @@ class ModulePatterns:
     """
 
     def __init__(self, values: Mapping[str, float]) -> None:
-        self._compiled = [(re.compile(rf"(.*\.)?({key})$"), values[key]) for key in values]
+        self._values = values
+        self._compiled: list[tuple[re.Pattern[str], float]] | None = None
 
     def find(self, module: str, budget: Budget) -> float | None:
         """Return the value of the first key that matches, or None.
@@ -88,13 +93,20 @@ class ModulePatterns:
         Raises:
             TooCostly: the budget is spent, or the name is longer than any real one.
         """
-        if self._compiled and len(module) > MAX_NAME_LENGTH:
+        if self._values and len(module) > MAX_NAME_LENGTH:
             raise TooCostly
+        if self._compiled is None:
+            self._compiled = list(self._compile(budget))
         for expression, value in self._compiled:
             budget.check()
             if expression.match(module):
                 return value
         return None
+
+    def _compile(self, budget: Budget) -> Iterator[tuple[re.Pattern[str], float]]:
+        for key, value in self._values.items():
+            budget.check()
+            yield re.compile(rf"(.*\.)?({key})$"), value
 
 
 class TargetModules:
