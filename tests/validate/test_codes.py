@@ -194,6 +194,7 @@ config_case("layer-replication", "layers twice", layer_replication=[[0, 2], [1, 
 config_case("bdlora", "BD-LoRA", use_bdlora={"nblocks": 2})
 config_case("qalora", "QALoRA", use_qalora=True)
 config_case("lora-variant", "KaSA", kasa_config={"beta": 1})
+config_case("config-field", "a head 65 times", modules_to_save=65 * ["score"])
 config_case("modules-to-save", "lm_head", modules_to_save=["lm_head"])
 config_case("modules-to-save", "a word", modules_to_save="score")
 config_case("classification-head", "score", modules_to_save=["score"])

@@ -17,6 +17,7 @@ from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.validate.report import Findings
 
 CLASSIFICATION_HEADS = ("classifier", "score")
+MAX_SAVED = 64  # PEFT adds a head's names anew each time; vLLM compares each tensor's name with all of them
 # These set only the first weights of training: the saved adapter is a plain LoRA.
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 _MERGE = "merge it into the base model or train a plain LoRA"
@@ -120,6 +121,9 @@ def check_features(config: Mapping[str, object], file: str, found: Findings) -> 
             hint=_MERGE,
         )
     saved = config.get("modules_to_save")
+    if isinstance(saved, list) and len(saved) > MAX_SAVED:
+        told = f"names {len(saved)} modules, and may name {MAX_SAVED}"
+        found.add("config-field", file, "modules_to_save", told)
     if saved and not _modules_are_not_heads(saved):
         found.add(
             "classification-head",
