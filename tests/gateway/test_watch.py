@@ -172,45 +172,6 @@ def test_a_token_that_is_replaced_takes_no_replica_out(
     assert len([line for line in caplog.messages if "does not know the gateway's token" in line]) == 1
 
 
-@pytest.mark.parametrize("now", ["another program", "another fleet's replica"])
-def test_whoever_has_the_address_of_a_replica_that_is_gone_gets_no_token(
-    now: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster gives a dead pod's address to the next one, and its status file may stay for a day."""
-    monkeypatch.setattr(watching, "POLL_S", 0.01)
-
-    async def scenario() -> None:
-        answer, shown = TRUE, asyncio.Queue[str | None]()
-
-        async def metadata(request: web.Request) -> web.Response:
-            shown.put_nowait(request.headers.get(HEADER))
-            return web.json_response(answer)
-
-        async def until(one: str | None) -> None:
-            async with asyncio.timeout(60):
-                while await shown.get() != one:
-                    pass
-
-        router = Router(time.monotonic)
-        shows = {"headers": {HEADER: "secret"}, "model": "tiny"}
-        async with stand_in(metadata) as url, watched(router, Given([url]), **shows) as watch:
-            await until("secret")
-            await until("secret")  # so its first answer has let it in
-            answer = {"hello": "world"} if now == "another program" else {**TRUE, "model": {"name": "large"}}
-            while watch.ready:
-                await shown.get()
-            while not shown.empty():
-                shown.get_nowait()
-            async with asyncio.timeout(60):
-                assert [await shown.get() for _ in range(5)] == 5 * [None]
-            answer = TRUE
-            await until("secret")
-            await until("secret")
-            assert watch.ready == {"r0"}
-
-    asyncio.run(scenario())
-
-
 class NoNames(AbstractResolver):
     """A resolver that is out of order."""
 
