@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ Register = Callable[..., None]
 
 INVALID_ADAPTER = 5
 WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
 
 
 def truncate(weights: Path) -> None:
@@ -128,6 +130,23 @@ def test_an_adapter_of_another_model(pair: Pair[SidecarReplica], adapters: Adapt
     wait_until("/readyz names it", lambda: f"v1/{broken}" in pair.a.http.get("/readyz").text, timeout_s=60)
     assert broken not in pair.a.names()
     shutil.rmtree(dropped)
+
+
+def test_more_patterns_than_the_engine_keeps_compiled(
+    pair: Pair[SidecarReplica], register: Register, adapters: Adapters, tmp_path: Path
+) -> None:
+    """A load would stall the engine, so the sidecar refuses it, unless who registers it allows that."""
+    folder = shutil.copytree(adapters(31), pair.volume.cwd / "many-patterns")
+    config = json.loads((folder / CONFIG).read_text())
+    config["rank_pattern"] = {f"layers.{layer}.mlp.x_proj": config["r"] for layer in range(600)}
+    (folder / CONFIG).write_text(json.dumps(config))
+    body = {"lora_name": "patterns", "lora_path": str(folder)}
+    answer = pair.a.http.post("/v1/load_lora_adapter", json=body)
+    assert answer.status_code == 400
+    assert "allow with --allow many-patterns" in answer.text
+    register("patterns", folder, "--allow", "many-patterns")
+    register("plain", adapters(31))
+    assert pair.answer("patterns") == pair.answer("plain")
 
 
 def test_a_rank_the_engine_refuses(

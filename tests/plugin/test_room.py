@@ -236,6 +236,23 @@ def test_a_load_that_a_call_waits_for_is_told_to_the_others_alone(
         assert json.loads(own.recv(1000))["load"] == "api 2", "the first one was not for it"
 
 
+def test_a_load_that_outlasts_its_call_is_told_to_that_server_too(
+    make: Make, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was that the load goes on."""
+    manager, go = worker(make, 2 * files.size_bytes), threading.Event()
+    prepare = manager._prepare
+    monkeypatch.setattr(
+        manager, "_prepare", lambda request, **how: prepare(request, **how) if go.wait(20) else None
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        own.bind(str(tmp_path / "api"))
+        own.settimeout(20)
+        assert load(manager, files, wait_s=0.001, notices=str(tmp_path / "api"))["state"] == "loading"
+        go.set()
+        assert json.loads(own.recv(1000))["load"] == "api 1"
+
+
 def test_memory_for_the_next_load(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ready before anybody asks for it, and goes back to the system when an adapter leaves."""
     manager, done = worker(make, 3 * files.size_bytes), SimpleQueue[object]()
