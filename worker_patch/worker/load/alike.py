@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,14 @@ class Kind(NamedTuple):
     def has_fused_experts(self) -> bool:
         """Whether it keeps all experts of a layer in one tensor, as PEFT's ``target_parameters`` do."""
         return re.search(rb"\.experts(\.base_layer)?\.lora_A\.", self.header) is not None
+
+    @property
+    def digest(self) -> bytes:
+        """Names the kind: a header has up to 100 MB, which nobody keeps."""
+        found = blake2b(self.begin.to_bytes(8) + self.size_bytes.to_bytes(8))
+        found.update(self.header)
+        found.update(self.config.encode())
+        return found.digest()
 
     @property
     def begin(self) -> int:
@@ -106,11 +115,11 @@ class Alike:
     """The latest ``KINDS_KEPT`` kinds; any thread may ask."""
 
     def __init__(self) -> None:
-        self._recipes: dict[Kind, Recipe] = {}
+        self._recipes: dict[bytes, Recipe] = {}  # by the kind's digest
 
     def recipe(self, kind: Kind | None) -> Recipe | None:
         """How to pack this kind, if it has packed one."""
-        return None if kind is None else self._recipes.get(kind)
+        return None if kind is None else self._recipes.get(kind.digest)
 
     def learn(self, folder: str, kind: Kind, resident: Resident, tensors: Tensors, draft: Draft) -> None:
         """Keep how an adapter was packed, unless the packing computed anything, in place or not.
@@ -125,7 +134,7 @@ class Alike:
         if spans and not resident.loras and not resident.modules_to_save:
             recipe = Recipe(resident.rank, draft.outline, draft.dtype, kind.size_bytes, spans)
             if recipe.draft(folder).is_in(resident.slab):
-                self._recipes = dict(list({**self._recipes, kind: recipe}.items())[-KINDS_KEPT:])
+                self._recipes = dict(list({**self._recipes, kind.digest: recipe}.items())[-KINDS_KEPT:])
 
 
 def _spans(kind: Kind, tensors: Tensors, draft: Draft) -> tuple[Span, ...] | None:
