@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 
 logger = logging.getLogger(__name__)
 
-MOST_REASON = 1000  # characters
+MOST_REASON = 1000  # characters; vLLM's own may name every module of an adapter
 MOST_BYTES = 16384  # JSON takes up to 12 bytes for each of them
 PATIENCE_S = 5  # so long a notice waits for a server that does not read; until its next call it gets no other
 

@@ -73,14 +73,25 @@ def test_without_a_thread_for_it_nobody_fails(
     assert "can't start new thread" in caplog.text
 
 
-@pytest.mark.parametrize(("error", "reason"), [(ValueError("rank 64"), "rank 64"), (KeyError(), "KeyError")])
-def test_a_failure_is_told_with_its_reason(loader: Loader[str], error: Exception, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("rank 64"), "rank 64"),
+        (KeyError(), "KeyError"),
+        (ValueError("q" * 1_000_000), "q" * 1_000),  # as vLLM's that names every module of an adapter
+    ],
+    ids=["a word", "none", "a million characters"],
+)
+def test_a_failure_is_told_with_its_reason(
+    loader: Loader[str], error: Exception, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def prepare() -> str:
         raise error
 
     loader.start(7, prepare)
     done = collected(loader)
     assert (done.adapter, done.reason) == (None, reason)
+    assert f"adapter 7 is not loaded: {repr(error)[:1_000]}" in caplog.messages
 
 
 def test_a_stuck_load_delays_no_other(loader: Loader[str]) -> None:

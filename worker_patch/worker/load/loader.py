@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from lora_fs.worker_patch import processors
+from lora_fs.worker_patch.notices import MOST_REASON
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,9 @@ class Loader(Generic[Prepared]):
             if error is None:
                 ended.append(Done(adapter, *job.result()))
             else:
-                logger.warning("adapter %d is not loaded: %r", adapter, error)
-                ended.append(Done(adapter, None, reason=str(error) or type(error).__name__))
+                logger.warning("adapter %d is not loaded: %s", adapter, repr(error)[:MOST_REASON])
+                reason = str(error) or type(error).__name__
+                ended.append(Done(adapter, None, reason=reason[:MOST_REASON]))
         if ended:
             self._rest()
         return ended

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vllm.lora.request import LoRARequest
 
-from lora_fs.worker_patch.notices import Notices
+from lora_fs.worker_patch.notices import MOST_REASON, Notices
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,9 @@ class Steps:
 
     def _run_blank(self, adapter: int, error: Exception, took_s: float) -> None:
         """Let the step go on without the adapter's weights: only the requests that name it are wrong."""
-        logger.error("adapter %d is not available, and runs without its weights: %r", adapter, error)
-        self._fail(adapter, repr(error))
+        reason = repr(error)[:MOST_REASON]
+        logger.error("adapter %d is not available, and runs without its weights: %s", adapter, reason)
+        self._fail(adapter, reason)
         now = self._now()
         since = self.blank[adapter].since if adapter in self.blank else now
         seconds = max(RETRY_S, RETRY_TIMES * took_s)
