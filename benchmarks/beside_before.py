@@ -7,8 +7,8 @@ Both engines are asked for an adapter within a few milliseconds, in an order dra
 else the machine does meets both alike, and their ratio tells less apart than that of whole runs in turns.
 The processor's time is the API server's, of all its threads. Each two answers are compared first.
 
-The median leaves out what falls on the fewer requests, as the reconcile passes do. So the last column
-compares what all requests took together.
+A median leaves out work that falls on fewer than half of the requests, such as reconcile passes. So the
+last column compares the sums over all requests.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def compare(what: str, took: Sequence[tuple[Took, Took]]) -> None:
 
 
 def together(pairs: Sequence[tuple[float, float]]) -> float:
-    """What all took after, as a ratio to all before."""
+    """The sum after, divided by the sum before."""
     return sum(after for _, after in pairs) / sum(before for before, _ in pairs)
 
 
@@ -167,7 +167,7 @@ def main() -> None:
             (work := Path(folder) / name).mkdir()
             servers.append(up.enter_context(server(checkout, work, chosen.adapters)))
         names = [f"a{seed}" for seed in range(chosen.adapters)]
-        print("| what | unit | before ms | after ms | after / before, median (95 %) | together (95 %) |")
+        print("| what | unit | before ms | after ms | after / before, median (95 %) | of the sums (95 %) |")
         print("|---|---|---|---|---|---|")
         in_turns(servers, names[:2], 1)
         compare("first request, 0.1 MB", in_turns(servers, names[2:], 1))

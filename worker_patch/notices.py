@@ -50,7 +50,7 @@ class Notices:
         return True
 
     def ended(self, adapter: int, load: str, size_bytes: int | None, but: str | None = None) -> None:
-        """A load ended, and what it brought takes so much; None: it failed. ``but``: gets no notice."""
+        """A load ended, and what it brought takes so much; None: it failed. ``but`` gets no notice."""
         self._send({"ended": adapter, "load": load, "from": self.name, "bytes": size_bytes}, but)
 
     def blank(self, adapter: int, reason: str) -> None:

@@ -206,9 +206,6 @@ class Event(Stored):
     first_at: str
     last_at: str
 
-    def model_post_init(self, context: Any) -> None:
-        """Leave it as it is: each load makes two, and a replica keeps few."""
-
 
 class EventList(Stored):
     """``.events/<replica>.json``: what happened there lately, the oldest first: a hint, replaced whole."""

@@ -27,7 +27,7 @@ def test_a_module_has_the_value_that_vllm_gives_it(pattern: dict[str, int], name
 
 
 def test_each_key_of_a_large_model_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a rank for each module of 80 layers, vLLM's own way compiles 560 keys for each of 560 modules."""
+    """It has a rank for each module of 80 layers: 560 keys, and vLLM's library keeps 500 compiled."""
     monkeypatch.setattr(PEFTHelper, "_match_pattern", staticmethod(VLLMS))
     patterns.keep_compiled()
     patterns._compiled.cache_clear()

@@ -216,10 +216,10 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
 
 
-def test_a_load_that_a_call_waits_for_is_told_to_the_others_alone(
+def test_a_load_that_a_call_waits_for_notifies_the_other_servers_alone(
     make: Make, files: Files, tmp_path: Path
 ) -> None:
-    """Its own server has the answer; a notice beside it would only wake that server's loop once more."""
+    """The call's answer says it to its own server. A notice would wake that server's loop once more."""
     manager = worker(make, 2 * files.size_bytes)
     heard = {user: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for user in ("api", "other")}
     with heard["api"] as own, heard["other"] as others:
@@ -236,10 +236,10 @@ def test_a_load_that_a_call_waits_for_is_told_to_the_others_alone(
         assert json.loads(own.recv(1000))["load"] == "api 2", "the first one was not for it"
 
 
-def test_a_load_that_outlasts_its_call_is_told_to_that_server_too(
+def test_a_load_that_outlasts_its_call_notifies_that_server_too(
     make: Make, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer was that the load goes on."""
+    """The call's answer was that the load goes on."""
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
     prepare = manager._prepare
     monkeypatch.setattr(

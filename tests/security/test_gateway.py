@@ -20,7 +20,7 @@ from tests.gateway.test_watch import TRUE, watched
 def test_whoever_has_the_address_of_a_replica_that_is_gone_gets_no_token(
     now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway shows its own token to no address before that has answered as a replica of its fleet."""
+    """The gateway sends its token to an address only after that has answered as a replica of its fleet."""
     monkeypatch.setattr(watching, "POLL_S", 0.01)
 
     async def scenario() -> None:

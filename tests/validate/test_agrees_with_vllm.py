@@ -227,7 +227,7 @@ def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
 def test_vllm_compiles_many_keys_anew_for_each_module(
     keys: int, anew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its library keeps 500. Once it keeps more, ``many-patterns`` may go."""
+    """No key matches this module. Once vLLM's library keeps more than 500, ``many-patterns`` may go."""
     from regex import _main as library
     from vllm.lora.peft_helper import PEFTHelper
 

@@ -128,7 +128,7 @@ def test_budget() -> None:
 
 
 def test_keys_that_take_too_long_to_compile(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand long keys took seconds before the first match."""
+    """Compilation counts against the budget of time."""
     patterns = ModulePatterns({"q_proj": 4})
     with pytest.raises(TooCostly):
         patterns.find(NAME, Budget(limit_s=-1))
@@ -150,7 +150,7 @@ KEYS = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(KEPT_COMPILE
 def test_more_keys_than_vllm_keeps_compiled(
     ranks: Sequence[str], alphas: Sequence[str], stalls: bool, draft: Draft
 ) -> None:
-    """A stock engine would stall, so its sidecar refuses it. The plugin serves it, and who registers is told.
+    """A sidecar refuses it, since its stock engine would stall. Without a sidecar it is a warning.
 
     A key that is in both patterns counts once.
     """

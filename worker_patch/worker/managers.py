@@ -166,7 +166,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
 
         def tell(brought: Resident | None) -> None:
             size = None if brought is None else size_bytes(brought)
-            self.notices.ended(adapter, load.number, size, but=load.told)
+            self.notices.ended(adapter, load.number, size, but=load.caller)
 
         try:
             passing = asked.get("passing", False)
@@ -194,9 +194,9 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         """Wait for a load while the engine has nothing to do. ``user``: whose call this answers."""
         load = self.under_way.get(adapter)
         if load is not None:
-            load.told = user
+            load.caller = user
             if not self._loader.wait(adapter, most_s):
-                load.told = None  # and if it ends now, without a notice, ``collect`` finds it
+                load.caller = None  # a load that ends just before this sends no notice: ``collect`` finds it
         self.collect()
 
     def collect(self) -> None:

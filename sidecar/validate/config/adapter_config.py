@@ -127,8 +127,8 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
             "many-patterns",
             CONFIG_FILE,
             "rank_pattern, alpha_pattern",
-            f"have {keys} keys: a stock vLLM would compile each one again for every module, and no stream "
-            "would go on meanwhile",
+            f"have {keys} keys: a stock vLLM would compile keys again for each module, and all its streams "
+            "would wait",
             hint="write the modules of one rank as one regular expression, or serve it with the plugin",
         )
     largest = max([rank, *(int(value) for value in rank_pattern.values())])

@@ -19,8 +19,8 @@ MAX_CHOICES_IN_KEY = 3
 MAX_CHOICES_IN_TARGET = 4
 MAX_NAME_LENGTH = 128
 MAX_KEYS = 2_000  # of a pattern; an adapter of 126 layers with a key for each module has 882
-# vLLM's library keeps 500 compiled, vLLM's other ones among them. With more keys each module compiles all of
-# them again, about 0.2 ms each. Source: regex 2026, ``_main.py::_MAXCACHE``.
+# vLLM's library keeps 500 expressions compiled, vLLM's others included. With more keys vLLM compiles keys
+# again for each module, in about 0.2 ms each. Source: regex 2026, ``_main.py::_MAXCACHE``.
 KEPT_COMPILED = 400
 
 _ESCAPE = re.compile(r"\\.", re.DOTALL)

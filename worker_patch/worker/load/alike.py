@@ -61,7 +61,7 @@ class Kind(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Names the kind: a header has up to 100 MB, which nobody keeps."""
+        """The kind's short name: a header may have 100 MB."""
         found = blake2b(self.begin.to_bytes(8) + self.size_bytes.to_bytes(8))
         found.update(self.header)
         found.update(self.config.encode())

@@ -1,8 +1,8 @@
 """``rank_pattern`` and ``alpha_pattern``: each expression is compiled once, however many there are.
 
 vLLM looks each up in a library's cache of 500. An adapter with more keys, as one with a rank for each module
-of 80 layers, has all of them compiled again for each module: 7 s of a thread that holds the interpreter's
-lock, and 91 s with a rank and an alpha for each module of 126 layers.
+of 80 layers, has keys compiled again for each module: 7 s of a thread that holds the interpreter's lock,
+and 91 s with a rank and an alpha for each module of 126 layers.
 Source: vllm 0.32, ``lora/peft_helper.py::PEFTHelper._match_pattern``.
 """
 

@@ -25,14 +25,14 @@ class Load(Generic[Prepared]):
         asked: what that call said, or the last one of who took the load over.
         user: who wants what it brings; None once that one gave it up.
         done: once it ended.
-        told: whose call waits for its end, and answers with it.
+        caller: the user whose call waits for the load and answers how it ended.
     """
 
     number: str
     asked: Mapping[str, Any]
     user: str | None
     done: Done[Prepared] | None = None
-    told: str | None = None
+    caller: str | None = None
 
     @property
     def adapter(self) -> Prepared | None:
