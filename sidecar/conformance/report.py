@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,12 +26,25 @@ class Promise(_Told):
     text: str
 
 
+class Try(NamedTuple):
+    """One change, in seconds after its writing call returned.
+
+    Attributes:
+        vain_s: when the last look in vain began; 0 if the first look showed the change.
+        seen_s: when the first look was due that showed it; None if none did in time.
+    """
+
+    vain_s: float
+    seen_s: float | None
+
+
 class Delay(_Told):
     """How long after one mount changed something the other one showed it.
 
     Attributes:
         median_s, worst_s: seconds, over the tries that showed; None if none did.
         unseen: tries that did not show within ``waited_s`` seconds.
+        vain_s: seconds until the last look in vain began, the median over all tries.
     """
 
     name: str
@@ -39,19 +52,22 @@ class Delay(_Told):
     tries: int
     unseen: int
     waited_s: float
+    vain_s: float
     median_s: float | None
     worst_s: float | None
 
     @classmethod
-    def of(cls, name: str, text: str, seen_s: Sequence[float | None], waited_s: float) -> Delay:
-        """Sum up tries; None is one that did not show."""
-        seen = sorted(one for one in seen_s if one is not None)
+    def of(cls, name: str, text: str, tries: Sequence[Try], waited_s: float) -> Delay:
+        """Sum up at least one try."""
+        seen = sorted(one.seen_s for one in tries if one.seen_s is not None)
+        vain = sorted(one.vain_s for one in tries)
         return cls(
             name=name,
             text=text,
-            tries=len(seen_s),
-            unseen=len(seen_s) - len(seen),
+            tries=len(tries),
+            unseen=len(tries) - len(seen),
             waited_s=waited_s,
+            vain_s=vain[len(vain) // 2],
             median_s=seen[len(seen) // 2] if seen else None,
             worst_s=seen[-1] if seen else None,
         )
@@ -63,8 +79,12 @@ class Delay(_Told):
 
     @property
     def usual_s(self) -> float:
-        """The median, or what was waited in vain: a cache delays every try, a busy machine delays one."""
-        return self.waited_s if self.unseen else self.median_s or 0.0
+        """How long the mount usually shows what was before: the median of looks in vain.
+
+        A cache delays every try and a busy machine delays one. A look that began late proves nothing of the
+        time before it.
+        """
+        return self.waited_s if self.unseen else self.vain_s
 
 
 class Rates(_Told):

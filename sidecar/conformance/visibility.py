@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from lora_fs.sidecar.conformance.contention import SCOPE
 from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
-from lora_fs.sidecar.conformance.report import Delay
+from lora_fs.sidecar.conformance.report import Delay, Try
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.reconcile.watch.watcher import EVENTS
 from lora_fs.sidecar.registry.format.layout import HEAD, LEASES
@@ -43,6 +43,23 @@ _registries: list[Registry] = []  # in the agent that registers
 Look = Literal["bytes", "listing", "gone", "fingerprint"]
 
 
+class Looks(NamedTuple):
+    """Of one change, on the host's monotonic clock.
+
+    Attributes:
+        vain: when the last look in vain began; None if there was none.
+        shown: when the first look was due that showed it; None if none did in time.
+    """
+
+    vain: float | None
+    shown: float | None
+
+    def since(self, done: float) -> Try:
+        """As seconds after the writing call returned."""
+        vain_s = 0.0 if self.vain is None else max(0.0, self.vain - done)
+        return Try(vain_s, None if self.shown is None else max(0.0, self.shown - done))
+
+
 def look(kind: Look, path: Path) -> object:
     """What ``there`` sees; compared, never interpreted. A mount that answers with an error shows nothing."""
     try:
@@ -55,16 +72,17 @@ def look(kind: Look, path: Path) -> object:
         return None
 
 
-def wait_for_change(kind: Look, path: Path, wanted: object, differs: bool, wait_s: float) -> float | None:
-    """When the look was due that showed ``wanted``, or with ``differs`` anything else; None: not in time."""
-    due, pause_s = time.monotonic(), _FIRST_PAUSE_S
+def wait_for_change(kind: Look, path: Path, wanted: object, differs: bool, wait_s: float) -> Looks:
+    """Look until one shows ``wanted``, or with ``differs`` anything else."""
+    due, pause_s, vain = time.monotonic(), _FIRST_PAUSE_S, None
     end = due + wait_s
     while True:
+        began = time.monotonic()
         if (look(kind, path) != wanted) is differs:
-            return due
-        looked = time.monotonic()
+            return Looks(vain, due)
+        vain, looked = began, time.monotonic()
         if looked > end:
-            return None
+            return Looks(vain, None)
         due = looked + pause_s
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
@@ -94,7 +112,7 @@ def remove(path: Path) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """The probes of one pair: each returns its tries in seconds, None for one that never showed.
+    """The probes of one pair: each makes one try.
 
     Args:
         share_s: about how long two of the probes may take, beyond their waits.
@@ -116,64 +134,64 @@ class Visibility:
             ("stat", "a file's size or time, in a listing of a dropped folder", self.stat),
         ):
             here, there = self.pair.make(name, ANSWER_S)
-            seen: list[float | None] = []
+            tries: list[Try] = []
             end = time.monotonic() + self.share_s() / 2
-            while not seen or (len(seen) < TRIES and seen[-1] is not None and time.monotonic() < end):
-                seen.append(probe(here, there, len(seen)))
-            yield Delay.of(name, text, seen, self.wait_s)
+            while _go_on(tries, end):
+                tries.append(probe(here, there, len(tries)))
+            yield Delay.of(name, text, tries, self.wait_s)
 
     def _change(self, function: Callable[..., float], *args: object) -> float:
         return self.pair.here.agent.call(ANSWER_S, function, *args)
 
-    def _wait(self, kind: Look, path: Path, wanted: object, *, differs: bool = False) -> float | None:
+    def _wait(self, kind: Look, path: Path, wanted: object, *, differs: bool = False) -> Looks:
         agent = self.pair.there.agent
         return agent.call(self.wait_s + ANSWER_S, wait_for_change, kind, path, wanted, differs, self.wait_s)
 
     def _look(self, kind: Look, path: Path) -> object:
         return self.pair.there.agent.call(ANSWER_S, look, kind, path)
 
-    def created(self, here: Path, there: Path, number: int) -> float | None:
+    def created(self, here: Path, there: Path, number: int) -> Try:
         name, data = f"new-{number}", b"%d" % number
         done = self._change(create, here / name, data)
-        return _after(done, self._wait("bytes", there / name, data))
+        return self._wait("bytes", there / name, data).since(done)
 
-    def created_after_a_look(self, here: Path, there: Path, number: int) -> float | None:
+    def created_after_a_look(self, here: Path, there: Path, number: int) -> Try:
         name, data = f"asked-{number}", b"%d" % number
         self._look("bytes", there / name)
         done = self._change(create, here / name, data)
-        return _after(done, self._wait("bytes", there / name, data))
+        return self._wait("bytes", there / name, data).since(done)
 
-    def listed(self, here: Path, there: Path, number: int) -> float | None:
+    def listed(self, here: Path, there: Path, number: int) -> Try:
         name = f"listed-{number}"
         self._look("listing", there / name)
         done = self._change(create, here / name, b"")
-        return _after(done, self._wait("listing", there / name, True))
+        return self._wait("listing", there / name, True).since(done)
 
-    def replaced(self, here: Path, there: Path, number: int) -> float | None:
+    def replaced(self, here: Path, there: Path, number: int) -> Try:
         before, after = b"before %d" % number, b"after %d" % number
         self._change(replace, here / HEAD, before)
         self._wait("bytes", there / HEAD, before)
         done = self._change(replace, here / HEAD, after)
-        return _after(done, self._wait("bytes", there / HEAD, after))
+        return self._wait("bytes", there / HEAD, after).since(done)
 
-    def deleted(self, here: Path, there: Path, number: int) -> float | None:
+    def deleted(self, here: Path, there: Path, number: int) -> Try:
         name = f"deleted-{number}"
         self._change(create, here / name, b"x")
         self._wait("bytes", there / name, b"x")
         done = self._change(remove, here / name)
-        return _after(done, self._wait("bytes", there / name, None))
+        return self._wait("bytes", there / name, None).since(done)
 
-    def stat(self, here: Path, there: Path, number: int) -> float | None:
+    def stat(self, here: Path, there: Path, number: int) -> Try:
         name = "weights"
         self._change(replace, here / name, b"x" * (2 * number + 1))
         self._wait("bytes", there / name, b"x" * (2 * number + 1))
         before = self._look("fingerprint", there)
         done = self._change(replace, here / name, b"x" * (2 * number + 2))
-        return _after(done, self._wait("fingerprint", there, before, differs=True))
+        return self._wait("fingerprint", there, before, differs=True).since(done)
 
 
-def _after(done: float, seen: float | None) -> float | None:
-    return None if seen is None else max(0.0, seen - done)
+def _go_on(tries: list[Try], end: float) -> bool:
+    return not tries or (len(tries) < TRIES and tries[-1].seen_s is not None and time.monotonic() < end)
 
 
 class _Wakes(FileSystemEventHandler):
@@ -234,17 +252,18 @@ def follow(path: Path) -> None:
     _views.append(view)
 
 
-def followed(name: str, wait_s: float) -> float | None:
-    """When the look was due that showed the name; None: not in time."""
-    view, due = _views[-1], time.monotonic()
+def followed(name: str, wait_s: float) -> Looks:
+    """Look until the view shows the name."""
+    view, due, vain = _views[-1], time.monotonic(), None
     end = due + wait_s
     while True:
+        began = time.monotonic()
         view.refresh()
         if (SCOPE, name) in view.desired.pointers:
-            return due
-        looked = time.monotonic()
+            return Looks(vain, due)
+        vain, looked = began, time.monotonic()
         if looked > end:
-            return None
+            return Looks(vain, None)
         due = looked + _LAST_PAUSE_S / 5
         time.sleep(_LAST_PAUSE_S / 5)
 
@@ -253,10 +272,10 @@ def registered(pair: Pair, roots: tuple[Path, Path], share_s: float, wait_s: flo
     """A registration on one mount, until a reader on the other has it: HEAD, the listing and the record."""
     here, there = roots
     pair.there.agent.call(ANSWER_S, follow, there)
-    seen: list[float | None] = []
+    tries: list[Try] = []
     end = time.monotonic() + share_s
-    while not seen or (len(seen) < TRIES and seen[-1] is not None and time.monotonic() < end):
-        name = f"followed-{len(seen)}"
+    while _go_on(tries, end):
+        name = f"followed-{len(tries)}"
         done = pair.here.agent.call(ANSWER_S, register, here, name)
-        seen.append(_after(done, pair.there.agent.call(wait_s + ANSWER_S, followed, name, wait_s)))
-    return Delay.of("registered", "a registration, as a replica follows it", seen, wait_s)
+        tries.append(pair.there.agent.call(wait_s + ANSWER_S, followed, name, wait_s).since(done))
+    return Delay.of("registered", "a registration, as a replica follows it", tries, wait_s)

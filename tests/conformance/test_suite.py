@@ -6,15 +6,17 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lora_fs.sidecar.conformance import Effort, Verdict, contention, examine, suite
 from lora_fs.sidecar.conformance.agent import Agent, AgentError
 from lora_fs.sidecar.conformance.pair import SCRATCH, Pair
+from lora_fs.sidecar.conformance.visibility import wait_for_change
 from lora_fs.sidecar.errors import InputError, NotFound, VolumeUnavailable
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
@@ -139,6 +141,21 @@ def test_one_late_look_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # Long enough for many tries, on a busy machine as well.
     verdict = examine(tmp_path, None, BRIEF._replace(budget_s=60.0, share_s=2.0))
     assert verdict.delay("listing").bound_s > 0.25
+    assert not any(line.startswith("Mount") for line in verdict.advice)
+
+
+def test_a_look_that_began_late_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no process is run for as long as a cache keeps, no mount options are advised."""
+    real = Agent.start
+
+    def start(agent: Agent, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        if function is wait_for_change:
+            time.sleep(LAG_S)
+        real(agent, function, *arguments, **options)
+
+    monkeypatch.setattr(Agent, "start", start)
+    verdict = examine(tmp_path, None, BRIEF)
+    assert verdict.delay("create").bound_s >= LAG_S
     assert not any(line.startswith("Mount") for line in verdict.advice)
 
 

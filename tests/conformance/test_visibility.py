@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lora_fs.sidecar.conformance import visibility
+from lora_fs.sidecar.conformance.report import Delay
+from lora_fs.sidecar.conformance.visibility import Looks
 
 NOT_RUN_S = 0.7  # for so long at once a process of a busy machine may not be run
 
@@ -36,7 +38,7 @@ class Clock:
         return look
 
 
-def waited(monkeypatch: pytest.MonkeyPatch, clock: Clock, shows_from_s: float) -> float | None:
+def waited(monkeypatch: pytest.MonkeyPatch, clock: Clock, shows_from_s: float) -> Looks:
     monkeypatch.setattr(visibility, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
     monkeypatch.setattr(visibility, "look", clock.looking(shows_from_s))
     return visibility.wait_for_change("bytes", Path("x"), b"new", False, 1.5)
@@ -45,19 +47,30 @@ def waited(monkeypatch: pytest.MonkeyPatch, clock: Clock, shows_from_s: float) -
 @pytest.mark.parametrize("clock", [Clock(), Clock(look_s=NOT_RUN_S), Clock(late_s=NOT_RUN_S)])
 def test_what_shows_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Whatever the machine took for the look."""
-    assert waited(monkeypatch, clock, 0.0) == 0.0
+    assert waited(monkeypatch, clock, 0.0) == Looks(vain=None, shown=0.0)
 
 
 def test_a_pause_that_was_longer_than_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as long as it was meant to be: the mount may have shown the change ever since."""
-    seen = waited(monkeypatch, Clock(late_s=NOT_RUN_S), 0.0005)
-    assert seen is not None
-    assert seen < 0.01
+    looks = waited(monkeypatch, Clock(late_s=NOT_RUN_S), 0.0005)
+    assert looks.vain == 0.0
+    assert looks.shown is not None
+    assert looks.shown < 0.01
 
 
 def test_what_a_cache_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of old bytes is a second, and what is not seen in time is nothing."""
-    seen = waited(monkeypatch, Clock(look_s=0.001), 1.0)
-    assert seen is not None
-    assert 1.0 <= seen < 1.1
-    assert waited(monkeypatch, Clock(look_s=0.001), 20.0) is None
+    looks = waited(monkeypatch, Clock(look_s=0.001), 1.0)
+    assert looks.vain is not None
+    assert looks.shown is not None
+    assert 0.9 < looks.vain < 1.0 <= looks.shown < 1.1
+    assert waited(monkeypatch, Clock(look_s=0.001), 20.0).shown is None
+
+
+def test_a_look_that_began_late() -> None:
+    """It bounds the delay from above, and proves no cache; a look in vain proves one."""
+    tried = Looks(vain=None, shown=NOT_RUN_S).since(0.0)
+    delay = Delay.of("create", "a new file", [tried], 1.5)
+    assert (delay.bound_s, delay.usual_s) == (NOT_RUN_S, 0.0)
+    kept = Looks(vain=0.5, shown=NOT_RUN_S).since(0.0)
+    assert Delay.of("create", "a new file", [kept], 1.5).usual_s == 0.5
