@@ -38,7 +38,7 @@ from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.server.routes.observe import exposed
 from lora_fs.sidecar.settings import BODY_MAX_BYTES, ENGINE_IDLE_TIMEOUT_S
 
-CONNECTIONS: Final = 16_384  # to all replicas
+CONNECTIONS: Final = 0  # to all replicas: no bound but the process's open files
 # A replica's own paths that pass through the gateway, each with all that is below it: see ``AdminPort``.
 OPERATIONS: Final = ("/v1/dashboard", "/v1/events", "/v1/lora_adapters", "/v1/loras", "/v1/replicas")
 

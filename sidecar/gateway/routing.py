@@ -61,8 +61,8 @@ class Router:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._replicas: dict[str, _Replica] = {}
-        self._names: frozenset[str] = frozenset()
+        self._replicas: dict[str, _Replica] = {}  # those that are out, too: their requests go on
+        self._names: frozenset[str] = frozenset()  # of the ready ones
         self._demand, self._prefixes = Demand(), Prefixes()
         self._waiting: OrderedDict[str, list[Ticket]] = OrderedDict()
         self._outliers = Outliers()
@@ -72,7 +72,7 @@ class Router:
     @property
     def peers(self) -> Collection[Peer]:
         """The ready replicas."""
-        return [one.peer for one in self._replicas.values()]
+        return [one.peer for name, one in self._replicas.items() if name in self._names]
 
     @property
     def waiting(self) -> int:
@@ -149,7 +149,8 @@ class Router:
         replica = self._replicas.get(name)
         if replica is None:
             replica = self._replicas[name] = _Replica(Peer(name))
-            self._names = frozenset(self._replicas)
+        if name not in self._names:
+            self._names |= {name}
         since = asked_at - (REPORT_LAG_S if capacity is not None else UNTOLD_S)
         newer = [(one, at) for one, at in replica.resident.items() if at >= since]
         at_last = {one: replica.resident.get(one, 0.0) for one in resident}
@@ -161,20 +162,22 @@ class Router:
         for one in replica.resident.keys() & replica.peer.loading.keys():
             del replica.peer.loading[one]
         replica.peer.capacity = capacity
-        for one in [one for one in self._waiting if one in replica.resident]:
+        for one in [one for one in self._waiting if replica.peer.holds(one)]:
             self._join(one)
         self._pump()
 
     def lost(self, name: str, *, emptied: bool = False) -> None:
-        """Take a replica out: it is not ready, or gone. Its requests go on.
+        """Take a replica out: it is not ready, or gone. Its requests go on, and count once it is back.
 
         Args:
-            emptied: it restarted or is gone, and with it its prefix cache.
+            emptied: it restarted or is gone, and with it its requests and its prefix cache.
         """
-        if self._replicas.pop(name, None) is not None:
-            self._names = frozenset(self._replicas)
+        if name in self._names:
+            self._names -= {name}
+            self._replicas[name].resident.clear()
             self._pump()
         if emptied:
+            self._replicas.pop(name, None)
             self._prefixes.forget(name)
             self._outliers.forget(name)
 

@@ -23,6 +23,7 @@ from lora_fs.sidecar.gateway.discovery import MAX_REPLICAS, Discovery
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.proxy.upstream import whole
 
 FIND_S: Final = 1.0
 POLL_S: Final = 0.5
@@ -333,12 +334,7 @@ async def _metadata(session: aiohttp.ClientSession, url: str, shown: Mapping[str
         if answer.status != 200:
             kind = TokenRefused if answer.status == 401 else ValueError
             raise kind(f"status {answer.status}; is it a sidecar?")
-        body = bytearray()
-        while piece := await answer.content.readany():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise ValueError(f"over {MOST_BYTES} bytes")
-    told = json.loads(body)
+        told = json.loads(await whole(answer, MOST_BYTES))
     if not isinstance(told, dict):
         raise TypeError("it is no object")
     return told

@@ -26,6 +26,7 @@ from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway import broadcast
 from lora_fs.sidecar.gateway.broadcast import Broadcast
+from lora_fs.sidecar.gateway.calls import asking
 from lora_fs.sidecar.gateway.calls.asking import Asking, Call
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
@@ -131,6 +132,31 @@ def test_a_gateway_without_files_blames_no_replica_for_a_call(number: int, statu
             said = await asking.one("r0", Call("POST", "/pause", {}))
             assert (said.status, "r0" in asking.watch.ready) == (status, stays)
             assert ("retry-after" in said.headers) == stays
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway would keep all of it. The replica may have done the call, as one that does not answer."""
+    monkeypatch.setattr(asking, "MOST_BYTES", 1 << 16)
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await answer.write(bytes((1 << 16) + 1))
+            await over.wait()
+            return answer
+
+        async with stand_in(endless) as url, aiohttp.ClientSession() as session:
+            every = Asking(Mock(), hold_timeout_s=10.0)
+            every.session = session
+            said = await every.at(url, "r0", Call("GET", "/metadata", {}, timeout_s=60))
+            over.set()
+        assert (said.status, said.has_answered) == (504, False)
+        assert said.why == "replica r0 did not answer: over 65536 bytes"
 
     asyncio.run(scenario())
 

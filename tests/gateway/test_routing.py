@@ -239,10 +239,39 @@ def test_a_request_at_a_replica_that_is_lost_ends_there() -> None:
     router.leave(tickets[1])
     router.answered(tickets[2], served=True)
     (peer,) = router.peers
-    assert (peer.in_flight, [*peer.loading], [*peer.resident]) == (1, ["a"], [])
+    assert (peer.in_flight, [*peer.loading], [*peer.resident]) == (2, [], ["a"])
     router.report("r0", ["a"], 1, 100.0)
     asked(router, "b")
     assert [*peer.resident] == ["a"], "the request that is there now still uses it"
+
+
+@pytest.mark.parametrize(("emptied", "left"), [(False, 3), (True, 0)])
+def test_requests_at_a_replica_count_again_once_it_is_back(emptied: bool, left: int) -> None:
+    """Else the busiest replica would look idle, and get the next ones. One that restarted has none."""
+    router = Router(Clock())
+    for name in ("r0", "r1"):
+        router.report(name, [], 8, 100.0)
+    for _ in range(6):
+        asked(router, None)
+    router.lost("r0", emptied=emptied)
+    assert [(one.name, one.in_flight) for one in router.peers] == [("r1", 3)]
+    router.report("r0", [], 8, 100.0)
+    assert {one.name: one.in_flight for one in router.peers} == {"r0": left, "r1": 3}
+
+
+def test_a_replica_that_is_back_answers_who_waits_for_what_it_still_loads() -> None:
+    """Its load went on while it was out."""
+    router = Router(Clock())
+    router.report("r0", [], 8, 100.0)
+    asked(router, "a")
+    router.lost("r0")
+    router.report("r1", [], 8, 100.0)
+    for number in range(LOADS):
+        asked(router, f"busy{number}")
+    _, waits = asked(router, "a")
+    assert waits == []
+    router.report("r0", [], 8, 100.0)
+    assert [(one.peer and one.peer.name, one.reason) for one in waits] == [("r0", Reason.RESIDENT)]
 
 
 def test_a_request_that_waits_starts_at_a_report_once_a_load_has_grown_old() -> None:
@@ -371,9 +400,9 @@ class Fleet(RuleBasedStateMachine):
     def report(self, name: str, resident: list[str], lag: float) -> None:
         self.router.report(name, resident, 2, self.clock.now - lag)
 
-    @rule(name=st.sampled_from(["r0", "r1", "r2"]))
-    def lose(self, name: str) -> None:
-        self.router.lost(name, emptied=True)
+    @rule(name=st.sampled_from(["r0", "r1", "r2"]), emptied=st.booleans())
+    def lose(self, name: str, emptied: bool) -> None:
+        self.router.lost(name, emptied=emptied)
 
     @rule(seconds=st.floats(0, 3))
     def wait(self, seconds: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,7 +25,7 @@ from lora_fs.demo.process import free_port
 from lora_fs.sidecar.errors import InputError, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.gateway import discovery
 from lora_fs.sidecar.gateway import watch as watching
-from lora_fs.sidecar.gateway.address import checked
+from lora_fs.sidecar.gateway.address import Resolver, checked
 from lora_fs.sidecar.gateway.app import create_gateway
 from lora_fs.sidecar.gateway.discovery import Discovery, Given, Registered
 from lora_fs.sidecar.gateway.outliers import Outcome
@@ -470,6 +472,52 @@ def test_a_fault_of_the_gateways_own_ends_no_search_and_no_polling(
 
     asyncio.run(scenario())
     assert [record.exc_info is not None for record in caplog.records if "odd" in record.message][:1] == [True]
+
+
+def test_requests_under_way_keep_no_poll_from_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls share the requests' connections: a bound on those would take a busy gateway's replicas out."""
+    bounds = []
+
+    class Noted(aiohttp.TCPConnector):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            bounds.append((self.limit, self.limit_per_host))
+
+    monkeypatch.setattr(aiohttp, "TCPConnector", Noted)
+    with TestClient(create_gateway(Given(()))):
+        assert bounds == [(0, 0)]
+
+
+def test_names_without_an_answer_delay_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as asyncio has threads of its own: a lookup takes one until the system gives up."""
+    system, answered = socket.getaddrinfo, threading.Event()
+
+    async def scenario() -> None:
+        loop, asked = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+        def looked_up(host: str, *args: Any, **options: Any) -> Any:
+            if host != "r0":
+                loop.call_soon_threadsafe(asked.put_nowait, host)
+                answered.wait()
+                raise OSError(None, "no answer")
+            return system("127.0.0.1", *args, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+        names = [f"dead{number}" for number in range(min(32, 4 + (os.cpu_count() or 1)))]
+        resolver = Resolver()
+        dead = [asyncio.create_task(resolver.resolve(name, 1)) for name in names]
+        try:
+            async with asyncio.timeout(60):
+                for _ in names:
+                    await asked.get()
+                (found,) = await resolver.resolve("r0", 8001)
+            assert (found["hostname"], found["host"], found["port"]) == ("r0", "127.0.0.1", 8001)
+            assert not any(one.done() for one in dead)
+        finally:
+            answered.set()
+            await asyncio.gather(*dead, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def test_a_name_that_is_none_is_unknown_for_now() -> None:

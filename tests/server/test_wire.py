@@ -56,6 +56,37 @@ def ask(url: str, request: bytes) -> tuple[bytes, bytes]:
     return head, rest
 
 
+def test_a_request_asks_whether_the_engines_host_is_still_there() -> None:
+    """A host without power closes no connection, and its requests would wait an hour."""
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+
+        async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
+            await reader.read()
+            writer.close()
+            over.set()
+
+        async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with upstream.connected(Upstream()) as session:
+                answer = await session.get(f"http://127.0.0.1:{port}/")
+                assert answer.connection is not None
+                assert answer.connection.transport is not None
+                sock = answer.connection.transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                waits = [
+                    sock.getsockopt(socket.IPPROTO_TCP, one)
+                    for one in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                ]
+                assert waits[0] + waits[1] * waits[2] <= 25
+                answer.close()
+                await over.wait()
+
+    asyncio.run(scenario())
+
+
 def post(
     path: bytes = b"/v1/completions", *lines: bytes, version: bytes = b"1.1", body: bytes = BODY
 ) -> bytes:

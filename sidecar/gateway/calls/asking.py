@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import TemporaryError
-from lora_fs.sidecar.gateway.watch import NO_FILES, NO_MORE, Watch
+from lora_fs.sidecar.gateway.watch import MOST_BYTES, NO_FILES, NO_MORE, Watch
+from lora_fs.sidecar.server.proxy.upstream import whole
 
 MARGIN_S: Final = 10.0  # over what a replica itself waits
 LOOK_S: Final = 0.2  # between two looks at which replicas are in
@@ -142,14 +143,14 @@ class Asking:
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as answer:
-                text = await answer.read()
+                text = await whole(answer, MOST_BYTES)
                 return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
         except aiohttp.ClientConnectorError as error:
             if error.errno in NO_FILES:
                 return Said(replica, 503, NO_MORE.encode(), {"retry-after": "1"}, has_answered=False)
             why = f"replica {replica} takes no connection: {error}"
             return Said(replica, 0, why.encode(), {}, has_answered=False)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             what = str(error) or type(error).__name__
             why = f"replica {replica} did not answer: {what}"
             return Said(replica, 504, why.encode(), {}, has_answered=False)

@@ -55,6 +55,7 @@ class Unaborted:
         self._mark, self._why = _ABORT, _TOLD
         self._head: Message | None = None
         self._kept = b""
+        self._pieces: list[bytes] = []  # of a line that is not whole
         self.has_begun = self._is_told = False
 
     async def __call__(self, message: Message) -> None:
@@ -120,10 +121,14 @@ class Unaborted:
         await self._as_it_is(data, more)
 
     async def _events(self, data: bytes, more: bool) -> None:
-        """Line by line, as events are."""
-        whole, end, self._kept = (self._kept + data).rpartition(b"\n")
+        """Line by line, as events are. A line may have megabytes: its pieces are joined once."""
+        self._pieces.append(data)
+        if more and b"\n" not in data:
+            return
+        whole, end, rest = b"".join(self._pieces).rpartition(b"\n")
+        self._pieces = [rest]
         if not more:
-            end, self._kept = end + self._kept, b""
+            end += rest
         if b'"abort"' in whole or b'"abort"' in end:
             whole, end = b"\n".join(map(self._line, (whole + end).split(b"\n"))), b""
         if whole or end or not more:

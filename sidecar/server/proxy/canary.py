@@ -92,16 +92,21 @@ class Stored:
     """
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:
-        self._is_known, self._kept = is_known, b""
+        self._is_known = is_known
+        self._pieces: list[bytes] = []  # of a line that is not whole
 
     def feed(self, data: bytes) -> bytes:
         """The lines that are whole."""
-        whole, end, self._kept = (self._kept + data).rpartition(b"\n")
+        self._pieces.append(data)
+        if b"\n" not in data:
+            return b""
+        whole, end, rest = b"".join(self._pieces).rpartition(b"\n")
+        self._pieces = [rest]
         return _MODEL.sub(self._public, whole + end)
 
     def end(self) -> bytes:
         """The rest, when nothing more comes."""
-        return _MODEL.sub(self._public, self._kept)
+        return _MODEL.sub(self._public, b"".join(self._pieces))
 
     def _public(self, found: re.Match[bytes]) -> bytes:
         name = found[2].decode(errors="replace")

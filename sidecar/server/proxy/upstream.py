@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ PIECE_BYTES = 1 << 18
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_BYTES = 65_536
+# After 10 s without a byte the kernel asks the host: requests at one that is gone end within 25 s.
+_PROBES = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Upstream:
     """Bounds on connections to the engine.
 
     Attributes:
-        connections: at once; a request that finds none free waits CONNECT_S.
+        connections: at once, 0: any number; a request that finds none free waits CONNECT_S.
         idle_timeout_s: in which the engine sends no byte of an answer.
     """
 
@@ -57,7 +60,9 @@ async def connected(
         resolver: of host names; None: the system's.
     """
     # vLLM closes idle connections after 5 s: never reuse one that it may be closing.
-    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4, resolver=resolver)
+    connector = aiohttp.TCPConnector(
+        limit=upstream.connections, keepalive_timeout=4, resolver=resolver, socket_factory=_probing
+    )
     timeout = aiohttp.ClientTimeout(
         total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
     )
@@ -72,12 +77,33 @@ async def connected(
         yield session
 
 
+def _probing(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket that notices a host that is gone: nothing else ends a request that waits for it."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES:
+        if (option := getattr(socket, name, None)) is not None:  # macOS lacks one
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
 async def pieces(body: Parts) -> AsyncIterator[memoryview]:
     """A body in pieces of the engine's size: as one piece it would be copied twice."""
     for part in body:
         view = memoryview(part)
         for at in range(0, len(view), PIECE_BYTES):
             yield view[at : at + PIECE_BYTES]
+
+
+async def whole(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return an answer's body. Raises ValueError: it is over ``most_bytes``."""
+    body = bytearray()
+    while piece := await answer.content.readany():
+        body += piece
+        if len(body) > most_bytes:
+            raise ValueError(f"over {most_bytes} bytes")
+    return bytes(body)
 
 
 async def said_by(answer: aiohttp.ClientResponse) -> bytes:
