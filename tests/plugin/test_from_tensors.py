@@ -163,13 +163,15 @@ def test_a_shard_is_no_adapter(tmp_path: Path) -> None:
 
 
 def test_views_of_one_buffer_are_adapters_too(llm: Any, memory: Path) -> None:
-    """As optimizers keep them flat, transposed, or with a gradient."""
+    """As optimizers keep them flat, transposed, stacked, or with a gradient."""
     whole = tensors(3)
     flat = torch.cat([tensor.flatten() for tensor in whole.values()])
     parts = flat.split([tensor.numel() for tensor in whole.values()])
     views = {name: part.view(t.shape) for (name, t), part in zip(whole.items(), parts, strict=True)}
     turned = {name: torch.nn.Parameter(tensor.T.contiguous().T) for name, tensor in whole.items()}
-    requests = [load_lora_adapter_from_tensors(llm, "p", made, CONFIG) for made in (whole, views, turned)]
+    stacked = {name: torch.stack([tensor.T, tensor.T])[1].T for name, tensor in whole.items()}
+    ways = (whole, views, turned, stacked)
+    requests = [load_lora_adapter_from_tensors(llm, "p", made, CONFIG) for made in ways]
     assert len({request.lora_name for request in requests}) == 1
 
 

@@ -529,6 +529,28 @@ async def test_anthropics_errors(site: Site, path: str) -> None:
     assert answer.headers["retry-after"]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
+async def test_a_stream_that_breaks_ends_as_its_route_has_it(site: Site, path: str) -> None:
+    """Anthropic's clients skip an event without a name: a lost adapter's text looked whole to them."""
+
+    async def begin(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+
+    site.engine.lost, site.gate._app = "no memory", begin
+    answer = await site.http.post(path, json={"model": "sql"})
+    _, last, *rest = answer.text.split("\n\n")
+    said, (*named, data) = "a worker of the engine lost sql: no memory", last.splitlines()
+    event = json.loads(data.removeprefix("data: "))
+    if path == "/v1/messages":
+        assert (named, rest) == (["event: error"], [""])
+        assert AnthropicErrorResponse.model_validate(event).error.message == said
+    else:
+        assert (named, rest) == ([], ["data: [DONE]", ""])
+        assert event["error"]["message"] == said
+
+
 class Wire:
     """A client by hand: it sends one body, and leaves when it is told to."""
 

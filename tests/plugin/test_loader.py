@@ -79,8 +79,9 @@ def test_without_a_thread_for_it_nobody_fails(
         (ValueError("rank 64"), "rank 64"),
         (KeyError(), "KeyError"),
         (ValueError("q" * 1_000_000), "q" * 1_000),  # as vLLM's that names every module of an adapter
+        (ValueError("no layer é\ud800"), "no layer é\\ud800"),  # a pickle's name; vLLM's messages are UTF-8
     ],
-    ids=["a word", "none", "a million characters"],
+    ids=["a word", "none", "a million characters", "half a character"],
 )
 def test_a_failure_is_told_with_its_reason(
     loader: Loader[str], error: Exception, reason: str, caplog: pytest.LogCaptureFixture

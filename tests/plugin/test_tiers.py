@@ -383,6 +383,24 @@ def test_one_slot_stays_free_of_pins(tiers: Tiers) -> None:
     tiers.pin(1)  # again is fine
 
 
+def test_many_pinned_adapters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each ``sync``: 2,000 of them took 80 ms, in which no step ran."""
+    tiers, counts = Tiers(4, 100), list[int]()
+    for adapter in range(1, 33):
+        tiers.admit(adapter, 1)
+    pins_left = tiers._pins_left
+
+    def counted() -> int:
+        counts.append(pins_left())
+        return counts[-1]
+
+    monkeypatch.setattr(tiers, "_pins_left", counted)
+    for _ in range(2):
+        tiers.prefer({adapter: (adapter % 7, True) for adapter in tiers.entries})
+    assert [one for one, entry in tiers.entries.items() if entry.pinned] == [6, 13, 20]
+    assert counts == [3, 3]
+
+
 def test_hits_and_misses_are_counted_once_a_batch(tiers: Tiers) -> None:
     for _ in range(3):
         tiers.begin_step([1])

@@ -12,7 +12,6 @@ from starlette.types import Message, Send
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.server.middleware.answers import answered_by
-from lora_fs.sidecar.server.middleware.errors import respond
 from lora_fs.worker_patch.api.ending import TOLD
 
 EVENTS = b"text/event-stream"
@@ -66,11 +65,11 @@ class Answer:
             message["headers"] = headers
         await self._send(message)
 
-    async def broken(self, error: EngineUnavailable) -> None:
+    async def broken(self, error: EngineUnavailable, last: bytes) -> None:
         """End an answer that is not the adapter's any more.
 
-        A stream's last event is the error, as vLLM's own streams have it.
-
+        Args:
+            last: a stream's last events, which say the error.
         Raises:
             EngineUnavailable: nothing was sent yet.
             ConnectionError: the rest is missing, which a client sees by its connection alone.
@@ -79,6 +78,4 @@ class Answer:
             raise error
         if not self._is_stream:
             raise ConnectionError(str(error)) from error
-        body = bytes(respond(error, "model", as_vllm=True).body)
-        last = b"data: " + body + b"\n\ndata: [DONE]\n\n"
         await self._send({"type": "http.response.body", "body": last, "more_body": False})

@@ -115,7 +115,7 @@ class Gate:
             async with engine.answering(request):
                 await self._ask(engine, scope, incoming, answer.send)
         except EngineUnavailable as error:
-            await answer.broken(error)
+            await answer.broken(error, _last_events(scope, error))
 
     async def _pass(
         self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send
@@ -190,3 +190,9 @@ def _refusal(scope: Scope, error: Exception) -> JSONResponse:
         name: answer.headers[name] for name in ("retry-after", "www-authenticate") if name in answer.headers
     }
     return JSONResponse(body, answer.status_code, kept)
+
+
+def _last_events(scope: Scope, error: Exception) -> bytes:
+    """The end of a stream that broke. Anthropic's clients skip an event that has no name."""
+    told = b"data: " + bytes(_refusal(scope, error).body) + b"\n\n"
+    return b"event: error\n" + told if route_of(scope) in _ANTHROPICS else told + b"data: [DONE]\n\n"

@@ -141,7 +141,9 @@ def _on_the_host(name: str, tensor: object) -> torch.Tensor:
     if hasattr(tensor, "full_tensor"):  # a collective call: the program knows which of its ranks are here
         raise InputError(f"{name} is a DTensor, of which a rank has its shard: give tensor.full_tensor()")
     here = tensor.detach().to("cpu")
-    return here.contiguous() if here.untyped_storage().nbytes() == here.nbytes else here.clone()
+    if here.untyped_storage().nbytes() == here.nbytes:
+        return here.contiguous()
+    return here.clone(memory_format=torch.contiguous_format)  # else that of a transposed part stays so
 
 
 def _json(config: Mapping[str, object]) -> str:

@@ -130,8 +130,9 @@ class Alike:
             tensors: by the header's names, as the reader had them.
             draft: the packed one.
         """
-        spans = _spans(kind, tensors, draft)
-        if spans and not resident.loras and not resident.modules_to_save:
+        if resident.loras or resident.modules_to_save:
+            return
+        if spans := _spans(kind, tensors, draft):
             recipe = Recipe(resident.rank, draft.outline, draft.dtype, kind.size_bytes, spans)
             if recipe.draft(folder).is_in(resident.slab):
                 self._recipes = dict(list({**self._recipes, kind.digest: recipe}.items())[-KINDS_KEPT:])

@@ -109,7 +109,9 @@ class Loader(Generic[Prepared]):
             else:
                 logger.warning("adapter %d is not loaded: %s", adapter, repr(error)[:MOST_REASON])
                 reason = str(error) or type(error).__name__
-                ended.append(Done(adapter, None, reason=reason[:MOST_REASON]))
+                # Half a character, as in a pickle's names, would end the thread that sends vLLM's messages.
+                text = reason[:MOST_REASON].encode(errors="backslashreplace").decode()
+                ended.append(Done(adapter, None, reason=text[:MOST_REASON]))
         if ended:
             self._rest()
         return ended

@@ -234,8 +234,9 @@ class Tiers:
         known = {adapter: policy for adapter, policy in policies.items() if adapter in self.entries}
         for adapter, (priority, _) in known.items():
             self.entries[adapter].priority, self.entries[adapter].pinned = priority, False
-        for adapter in sorted((one for one in known if known[one][1]), key=lambda one: -known[one][0]):
-            self.entries[adapter].pinned = self._pins_left() > 0
+        pinned = sorted((one for one in known if known[one][1]), key=lambda one: -known[one][0])
+        for adapter in pinned[: max(0, self._pins_left())]:
+            self.entries[adapter].pinned = True
 
     def _pins_left(self) -> int:
         return len(self.slots) - 1 - sum(entry.pinned for entry in self.entries.values())
