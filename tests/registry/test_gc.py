@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,39 @@ def test_a_leftover_that_cannot_be_looked_at_stops_no_gc(
     kept = collect(gc.find(registry, key.scope, frozenset(), 0))
     assert all(isinstance(error, VolumeUnavailable) for error in kept.values())
     assert not registry.layout.artifact(key).exists()
+
+
+@pytest.mark.parametrize("where", [".incoming/copy", "v1/a1/inside"])
+def test_folders_nested_without_end_stop_no_gc(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, where: str
+) -> None:
+    """What is nested deeper than Python recurses stays, with the reason; gc removes the rest."""
+    put(registry, scope, make_adapter())
+    nest(registry.layout.scope(scope) / where)
+    release.unregister(registry, scope, "a1", writer="test")
+    left = registry.layout.events / ".tmp-dead"
+    left.touch()
+    registry.close()
+    try:
+        kept = collect(gc.find(registry, scope, frozenset(), 0))
+        assert [str(error).partition(" is nested ")[2] for error in kept.values()] == [
+            "too deep: remove it with `rm -r`"
+        ]
+        assert not left.exists()
+        assert not registry.layout.artifact(AdapterKey(*scope, "v1", "a1")).exists()
+    finally:
+        subprocess.run(["rm", "-rf", registry.layout.scope(scope)], check=True)  # pytest cannot, either
+
+
+def nest(folder: Path) -> None:
+    """Make a folder with 1,500 in each other."""
+    folder.mkdir(parents=True)
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("a", dir_fd=handle)
+        above, handle = handle, os.open("a", os.O_RDONLY, dir_fd=handle)
+        os.close(above)
+    os.close(handle)
 
 
 def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: AdapterKey) -> None:

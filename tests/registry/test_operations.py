@@ -360,6 +360,29 @@ def test_of_two_that_want_a_new_name_one_is_told(
     assert set(release.present_revisions(registry, scope, "a1")) == {"r1"}
 
 
+@pytest.mark.parametrize("name", ["a1", "b1"])
+def test_a_revision_that_the_volume_takes_for_another_is_refused(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Upper and lower case are one there. In the other's folder no reader finds its record."""
+    put(registry, scope, make_adapter())
+    registry.layout.revision(scope, "V1").symlink_to("v1")
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: [one for one in listed(folder) if one != "V1"])
+    with pytest.raises(Conflict, match="V1 is v1 on this volume"):
+        put(registry, scope, make_adapter(), name=name, revision="V1")
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_revisions_that_differ_by_case_alone_are_two(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """On a volume that tells them apart."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(), revision="V1")
+    assert served(registry, scope) == {"a1": "V1"}
+
+
 def test_a_register_that_ended_before_its_pointer_is_repeated(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

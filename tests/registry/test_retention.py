@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import OperatorError
-from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Quota, Scope
+from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Quota, Scope, State
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.retention import Revision, beyond
 from lora_fs.sidecar.registry.maintenance import gc
@@ -197,6 +197,27 @@ def test_promoted_at_the_last_moment(
     monkeypatch.setattr(Registry, "append", append)
     collect([item])
     assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_what_others_withdraw_at_the_last_moment_is_not_registered_again(
+    registry: Registry, scope: Scope, many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion and a withdrawal overlap: gc sees the pointer of one and the tombstone of the other."""
+    amend.keep_revisions(registry, scope, "a1", 6, writer="test")
+    age(registry, scope)
+    [item] = gc.find(registry, scope, frozenset(), DAY_S)
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+
+    def overlap() -> None:
+        pointers = registry.pointers(scope, "a1")
+        registry.append(pointers, lambda _: {"revision": "v1"}, writer="promotes")
+        registry.append(series, lambda _: {"state": State.DELETED}, writer="withdraws")
+
+    before_append(monkeypatch, overlap, to="Record")
+    collect([item])
+    newest = registry.latest(series)[1]
+    assert newest is not None
+    assert (newest.present, newest.writer) == (False, "withdraws")
 
 
 def test_a_folders_revisions_are_its_owners(registry: Registry, scope: Scope) -> None:

@@ -69,7 +69,7 @@ def test_unsigned_bytes_are_not_registered(registry: Registry, adapter: Path, tr
     with pytest.raises(InvalidAdapter) as caught:
         register(registry, adapter, trust)
     assert code_of(caught.value) == "untrusted"
-    assert registry.mentions(SCOPE, "support") == {}
+    assert registry.mentions(SCOPE, "support", registry.revisions(SCOPE)) == {}
     assert register(registry, adapter, trust, Scope("playground", "tiny")).spec.signer is None
 
 

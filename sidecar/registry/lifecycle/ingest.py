@@ -250,6 +250,7 @@ class _Task:
             registry, scope, wanted.name, known, digest, report.served_files
         )
         key = AdapterKey.checked(*scope, revision, wanted.name)
+        known.check_letters(registry, scope, revision)
         spec = AdapterSpec(
             source=Source(uri=wanted.uri, pin=wanted.pin),
             path=str(wanted.source) if wanted.link else f"{scope}/{revision}/{wanted.name}",

@@ -20,7 +20,8 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 def present_revisions(reader: Reader, scope: Scope, name: str, only: str | None = None) -> dict[str, Record]:
     """The registered revisions of a name, read afresh; ``only``: this one alone."""
-    known = newest_revisions(reader, scope, name, reader.mentions(scope, name, only))
+    chosen = [one for one in reader.revisions(scope) if only in (None, one)]
+    known = newest_revisions(reader, scope, name, reader.mentions(scope, name, chosen))
     return {revision: record for revision, record in known.items() if record.present}
 
 

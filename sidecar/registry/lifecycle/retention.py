@@ -76,8 +76,9 @@ def withdraw(registry: Registry, record: Record, *, writer: str) -> None:
         moved_on = newest is None or newest.sum != record.sum or _is_served(registry, key)
         return None if moved_on else {"state": State.DELETED}
 
-    tombstone = registry.append(registry.records(key), bury, writer=writer, announce=False)
-    if not tombstone.present and _is_served(registry, key):  # promoted between the look and the write
+    newest = registry.append(registry.records(key), bury, writer=writer, announce=False)
+    is_buried = not newest.present and newest.writer == writer  # another's tombstone stays
+    if is_buried and _is_served(registry, key):  # promoted between the look and the write
         registry.append(registry.records(key), lambda _: {"state": State.PRESENT}, writer=writer)
     registry.announce()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lora_fs.sidecar.errors import LoraFsError, Taken
+from lora_fs.sidecar.errors import Conflict, LoraFsError, Taken
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, Origin, Pointer, Policy, Record, Scope, State
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
@@ -26,11 +27,13 @@ class Revisions:
     """The revisions of a name in one listing.
 
     Attributes:
+        folders: those of all revisions.
         listed: the revisions that mention the name, and what is there of it.
         newest: the newest good record of each; withdrawn ones, too.
         pointer: what the name serves, where a revision is present.
     """
 
+    folders: Collection[str]
     listed: Mapping[str, Listing]
     newest: Mapping[str, Record]
     pointer: Pointer | None
@@ -47,6 +50,18 @@ class Revisions:
         """Whether the plain name serves it or tries it, or a rollback would serve it."""
         return revision in serving(self.pointer)
 
+    def check_letters(self, registry: Registry, scope: Scope, revision: str) -> None:
+        """Raise Conflict where the volume takes a new revision for one in other letters, upper or lower."""
+        own = registry.layout.revision(scope, revision)
+        for one in () if revision in self.folders else self.folders:
+            if one.lower() == revision.lower():
+                with suppress(OSError):  # else it is not there, as where both are two names
+                    if os.path.samefile(own, own.with_name(one)):
+                        raise Conflict(
+                            f"revision {revision} is {one} on this volume, which takes upper and lower case "
+                            "for one: use another revision"
+                        )
+
     @property
     def policy(self) -> Policy | None:
         """The policy of the served revision: a name stays pinned, or eager, with its next one."""
@@ -55,10 +70,11 @@ class Revisions:
 
 def revisions_of(registry: Registry, scope: Scope, name: str) -> Revisions:
     """Read a name's revisions afresh. Raises VolumeUnavailable."""
-    listed = registry.mentions(scope, name)
+    folders = registry.revisions(scope)
+    listed = registry.mentions(scope, name, folders)
     newest = newest_revisions(registry, scope, name, listed)
     is_present = any(record.present for record in newest.values())
-    return Revisions(listed, newest, active(registry, scope, name) if is_present else None)
+    return Revisions(folders, listed, newest, active(registry, scope, name) if is_present else None)
 
 
 def next_revision(

@@ -55,7 +55,7 @@ def leftover(path: Path, why: str) -> Garbage:
 
     def remove() -> None:
         if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path)
+            _remove_tree(path)
         else:
             path.unlink()
 
@@ -104,19 +104,27 @@ def _remove_artifact(layout: Layout, key: AdapterKey, still: Callable[[], bool])
     os.rename(path, aside)
     try:
         atomic.sync_names(incoming)  # else a loss of power may bring it back, without the files that went
-        if still():
-            shutil.rmtree(aside)
-            return
+        goes = still()
     except LoraFsError:
         with suppress(OSError):
             os.rename(aside, path)
         raise
+    if goes:
+        _remove_tree(aside)
+        return
     try:
         os.rename(aside, path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        shutil.rmtree(aside)  # register missed it and placed its own copy
+        _remove_tree(aside)  # register missed it and placed its own copy
+
+
+def _remove_tree(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except RecursionError as error:
+        raise VolumeUnavailable(f"{folder} is nested too deep: remove it with `rm -r`") from error
 
 
 def remove_empty(folder: Path) -> None:
@@ -153,9 +161,9 @@ def is_older(path: Path, seconds: float) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Sum a file's or a folder's bytes. A file that goes away meanwhile counts nothing."""
+    """Sum a file's or a folder's bytes. What goes away meanwhile, or is nested too deep, counts nothing."""
     total = 0
-    with suppress(OSError):
+    with suppress(OSError, RecursionError):
         for one in (path, *path.rglob("*")) if not path.is_symlink() else ():
             with suppress(OSError):
                 status = one.lstat()

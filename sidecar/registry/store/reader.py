@@ -228,14 +228,17 @@ class Reader:
             names = _of_name(self._only, names)
         return last if last is not None and last.packed == pack(names) else Listing.of(names, last)
 
-    def mentions(self, scope: Scope, name: str, only: str | None = None) -> dict[str, Listing]:
-        """The revisions in which a name has records or a folder; ``only``: look in this one alone."""
+    def revisions(self, scope: Scope) -> list[str]:
+        """The revisions' folders of a scope."""
+        return [*filter(is_segment, self._listed_once(self.layout.scope(scope)))]
+
+    def mentions(self, scope: Scope, name: str, revisions: Iterable[str]) -> dict[str, Listing]:
+        """Those of the revisions in which a name has records or a folder."""
         found = {}
-        for revision in self._listed_once(self.layout.scope(scope)):
-            if is_segment(revision) and only in (None, revision):
-                names = self.names(self.layout.revision(scope, revision))
-                if own := _of_name(name, names):
-                    found[revision] = Listing.of(own)
+        for revision in revisions:
+            names = self.names(self.layout.revision(scope, revision))
+            if own := _of_name(name, names):
+                found[revision] = Listing.of(own)
         return found
 
     def read(self, series: Series[Body], generation: Generation) -> Body:
