@@ -69,7 +69,7 @@ def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Ge
 def forgettable(revisions: Collection[str], old: Collection[str], named: Collection[str]) -> list[str]:
     """The revisions of one name whose tombstones may go. Pure.
 
-    While any other is left the greatest stays, so that the next registration gets a higher number.
+    While any other is left the greatest stays, so that among numbered ones the next gets a higher number.
 
     Args:
         revisions: all that have a record. old: those of them that have an old tombstone and no more.
