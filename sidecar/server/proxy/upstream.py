@@ -20,7 +20,8 @@ PIECE_BYTES = 1 << 18
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_BYTES = 65_536
-# After 10 s without a byte the kernel asks the host: requests at one that is gone end within 25 s.
+# After 10 s without a byte the kernel asks the host: what waits for one that is gone ends within 25 s. Bytes
+# that a host never acknowledged wait for TCP's own limit, about 15 minutes.
 _PROBES = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
