@@ -1,4 +1,4 @@
-"""What maintenance does for one more adapter does not grow with those that there are.
+"""What one more adapter takes of a view and of maintenance does not grow with those that there are.
 
 Counted in Python's function calls, which are the same on any machine.
 """
@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from tests.registry.conftest import MakeAdapter
 from tests.registry.test_operations import put
 
@@ -82,6 +83,18 @@ def test_work_grows_with_what_there_is(
             counts.append(calls_of(lambda: work(registry, tmp_path)))
     few, twice, all_of_them = counts
     assert (all_of_them - twice) / (twice - few) == pytest.approx(2, rel=0.1), counts
+
+
+def test_seeing_a_change_costs_the_same_however_many_came_before(
+    registry: Registry, make_adapter: MakeAdapter
+) -> None:
+    """All of them since the tree was listed last."""
+    view, source, counts = RegistryView(Registry(registry.layout.root), (SCOPE,)), make_adapter(), []
+    view.refresh()
+    for number in range(32):
+        put(registry, SCOPE, source, name=f"a{number:02d}")
+        counts.append(calls_of(view.refresh))
+    assert counts[31] <= 1.1 * counts[3], counts
 
 
 def test_a_count_of_a_namespace_lists_each_folder_once(

@@ -152,7 +152,7 @@ class RegistryView:
             return None
         if not places:
             return False
-        learning = self._learning()
+        learning = Learning(self._registry, self._readers, self.desired, {})
         for place in places:
             if self._is_problem(place) or not learning.told(place.key, place.generation):
                 return None
@@ -170,8 +170,8 @@ class RegistryView:
         series = self._registry.series(place.key)
         return any(text.startswith(f"{series.folder}/{series.name}.@") for text in self.desired.problems)
 
-    def _learning(self) -> Learning:
-        """Start a look on top of the current view."""
+    def _listing(self) -> Learning:
+        """Start a listing on top of the current view."""
         unread = {folder: set(names) for folder, names in self._unread.items()}
         for series in map(self._registry.series, self._told):  # the last listing had an earlier one, or none
             unread.setdefault(series.folder, set()).add(series.name)
@@ -185,7 +185,7 @@ class RegistryView:
         anew |= restored
         if anew:
             scopes = dict.fromkeys(self._scopes)
-        learning = Learning(self._registry, self._readers, Desired(), {}) if anew else self._learning()
+        learning = Learning(self._registry, self._readers, Desired(), {}) if anew else self._listing()
         known: Mapping[Scope, ScopeListing] = {} if anew else before.listings
         unlisted: dict[Path, VolumeUnavailable] = {}
         listings = {
