@@ -87,6 +87,22 @@ def test_what_is_no_folder_is_refused_at_once(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+@pytest.mark.parametrize("proc", [True, False])
+def test_a_folder_behind_a_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: bool
+) -> None:
+    """A folder is not opened behind a link, and is opened without one, also where no /proc says its path."""
+    (tmp_path / "real" / "a1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    if not proc:
+        faults.fail(monkeypatch, "readlink", errno.ENOENT, times=9)
+
+    with Held.opened(tmp_path / "real" / "a1", "a1", follow=False) as held:
+        assert held.fingerprint is not None
+    with pytest.raises(SymbolicLink), Held.opened(tmp_path / "link" / "a1", "a1", follow=False):
+        pass
+
+
 def test_a_link_to_its_own_place_is_registered(registry: Registry, scope: Scope, tmp_path: Path) -> None:
     """A folder in its place is registered there, too, where the caller names it by a link elsewhere."""
     home = write_adapter(registry.layout.artifact(AdapterKey(*scope, "v1", "a1")))

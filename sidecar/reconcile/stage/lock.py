@@ -47,6 +47,9 @@ class FolderLock:
         self._guard = threading.Lock()  # never held while anything blocks
         self._counting = threading.Lock()
         self._closed = False
+        self._generation: bytes | None = None  # inside ``room``: as read there, or begun
+        # Begins anywhere, so that no generation is another process's, or one of a lock file that was removed.
+        self._last = secrets.randbits(8 * _GENERATION_BYTES)
         self._used: set[str] = set()
         self._unlocked: set[str] = set()  # used here, while another process was removing it
         self._removing: set[str] = set()
@@ -157,10 +160,10 @@ class FolderLock:
 
     def generation(self) -> bytes | None:
         """Return the folder's generation, None if it has none yet. Call inside ``room``."""
-        if self._fd is None:
-            return None
-        found = os.pread(self._fd, _GENERATION_BYTES, self._generation_at())
-        return found if len(found) == _GENERATION_BYTES else None
+        if self._generation is None and self._fd is not None:
+            found = os.pread(self._fd, _GENERATION_BYTES, self._generation_at())
+            self._generation = found if len(found) == _GENERATION_BYTES else None
+        return self._generation
 
     def advance(self) -> None:
         """Begin another generation. Call inside ``room``, before something is added.
@@ -168,8 +171,10 @@ class FolderLock:
         A process that dies between the two costs the others a look through the folder, and nothing else.
         """
         if self._fd is not None:
-            # Unlike any of a lock file that was removed. What lies before it, if nothing, reads as zeros.
-            os.pwrite(self._fd, secrets.token_bytes(_GENERATION_BYTES), self._generation_at())
+            self._last = (self._last + 1) % (1 << 8 * _GENERATION_BYTES)
+            begun = self._last.to_bytes(_GENERATION_BYTES)
+            os.pwrite(self._fd, begun, self._generation_at())  # a gap before it reads as zeros
+            self._generation = begun
 
     def _generation_at(self) -> int:
         return len(os.fsencode(self._owner)) + len(_SEPARATOR)
@@ -192,6 +197,7 @@ class FolderLock:
                 time.sleep(LOOK_S)
             if self._closed:
                 raise OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN), self._path)
+            self._generation = None
             try:
                 yield
             finally:

@@ -75,7 +75,8 @@ def entered(start: str | Path, *names: str) -> Iterator[int]:
 def opened(folder: Path) -> Iterator[int]:
     """A folder, held open: whatever is put in its place meanwhile, its own files are read.
 
-    It opens each name on the way, so it finds a link that somebody put there since the resolution.
+    The kernel says where the open folder lies. Where that is no answer, each name on the way is opened. So a
+    link that somebody put there since the resolution is found.
 
     Raises:
         SymbolicLink: it, or a folder on its way, is a symlink.
@@ -83,13 +84,24 @@ def opened(folder: Path) -> Iterator[int]:
     """
     with ExitStack() as stack:
         try:
-            names = folder.parts[1:] if folder.anchor else folder.parts
-            handle = stack.enter_context(entered(folder.anchor or ".", *names))
+            handle = os.open(folder, _FOLDER | os.O_NOFOLLOW)
+            stack.callback(os.close, handle)
+            if not _lies_at(folder, handle):
+                names = folder.parts[1:] if folder.anchor else folder.parts
+                handle = stack.enter_context(entered(folder.anchor or ".", *names))
         except OSError as error:
             if any(map(os.path.islink, (folder, *folder.parents))):
                 raise SymbolicLink(f"{folder} is a symlink or behind one, which is not followed") from error
             raise atomic.unavailable(error, f"cannot open {folder}") from error
         yield handle
+
+
+def _lies_at(folder: Path, handle: int) -> bool:
+    """Whether the kernel gives an open folder this very path, which has no link on it then."""
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}") == str(folder)
+    except OSError:
+        return False
 
 
 class SymbolicLink(InputError):
