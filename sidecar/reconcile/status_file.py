@@ -1,8 +1,9 @@
 """This replica's two files on the volume: what it observes, and what happened to it lately.
 
 Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of
-the replica; the events when there are new ones and at most every ``EVENTS_S``. It never writes to another
-registry mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+the replica; the events when there are new ones and at most every ``EVENTS_S``. While changes go on it writes
+the status every ``EACH_S``: a volume may bill each write, and other replicas read it. It never writes to
+another registry mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
 Heartbeats count from a random number: a file with another's heartbeat shows another process of this id.
 """
 
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 EVENTS_S = 5.0
 GATHER_S = 0.1
+EACH_S = 1.0  # a write; as many as ``AT_ONCE_S`` pays for may follow each other faster
+AT_ONCE_S = 5.0
 SHARED_S = 3 * HEARTBEAT_S  # for so long after its last write another process counts as living
 WITHDRAW_S = 5.0
 SHARED = (
@@ -71,7 +74,7 @@ class Reporter:
         self.changed_by: Callable[[], ChangedBy | None] = lambda: None
         self._heartbeat = self._began = secrets.randbelow(1 << 30)
         self._written: object = None
-        self._written_at = clock()
+        self._written_at = self._paid_until = clock()
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
         self._due = False
@@ -96,7 +99,8 @@ class Reporter:
 
     async def _reports(self, replica: Replica) -> None:
         while self._due:  # again, if something changed during the write
-            await asyncio.sleep(GATHER_S)  # gathers the changes of one pass into one write
+            early_s = self._paid_until - AT_ONCE_S - self._clock()
+            await asyncio.sleep(max(GATHER_S, early_s))  # gathers the changes of one pass into one write
             self._due = False
             await self._report(replica)
 
@@ -111,6 +115,7 @@ class Reporter:
         now = self._clock()
         if content != self._written or now - self._written_at >= HEARTBEAT_S:
             self._heartbeat += 1
+            self._paid_until = max(self._paid_until, now) + EACH_S
             usage = replica.usage()
             status = ReplicaStatus(
                 replica=replica.replica_id,

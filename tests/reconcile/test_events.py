@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -365,6 +366,39 @@ async def test_events_are_published(
     assert site.registry.layout.event_list("r0").stat().st_ino == written
     await site.reporter.withdraw("r0")
     assert list(site.registry.layout.events.iterdir()) == []
+
+
+@anyio
+async def test_a_replica_that_always_changes_writes_once_a_second(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume may bill each write; a change after a while of few is written at once."""
+    site = Site(make_rig(), tmp_path / "root", monkeypatch)
+    waited: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        waited.append(delay_s)
+        site.clock.now += max(delay_s, 0.1)
+
+    patch = mock.patch.object(status_file, "asyncio", mock.Mock(wraps=asyncio, sleep=sleep))
+    began = site.clock.now
+
+    async def change(name: str) -> None:
+        site.rig.volume.put(name)
+        await site.rig.settle()
+        with patch:
+            await site.report()
+
+    while site.clock.now < began + 20:
+        await change(f"a{len(waited)}")
+    prompt = int(status_file.AT_ONCE_S / status_file.EACH_S)
+    assert max(waited[:prompt]) < 0.1
+    assert len(waited) <= 1 + prompt + 20
+    site.clock.now += 10
+    waited.clear()
+    await change("late")
+    assert max(waited) < 0.1
+    assert "late" in site.registry.layout.replica("r0").read_text()
 
 
 @anyio
