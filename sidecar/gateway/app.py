@@ -16,11 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import __version__
+from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway.address import Resolver
 from lora_fs.sidecar.gateway.broadcast import Broadcast
 from lora_fs.sidecar.gateway.calls.asking import Asking
 from lora_fs.sidecar.gateway.discovery import Discovery
-from lora_fs.sidecar.gateway.forward import VIA, Hop
+from lora_fs.sidecar.gateway.forward import MOST_NAME, VIA, Hop
 from lora_fs.sidecar.gateway.metrics import Metrics
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.uploads import PATHS, Uploads
@@ -63,7 +64,7 @@ def create_gateway(
             public. Called now, and every second in a thread.
         model: the folder of the base model's scopes; None: that of the first replica to answer.
         admin_port: see ``AdminPort``; None: every port answers all.
-        idle_timeout_s: in which a replica may send no byte of an answer.
+        idle_timeout_s: in which a replica may send no byte of an answer, and take none of a body.
         cors_origins: whose pages may read answers. allowed_hosts: see ``Sites``.
     """
     clock = time.monotonic
@@ -72,7 +73,8 @@ def create_gateway(
     watch = Watch(router, discovery, clock, headers=headers, token=token, model=model)
     metrics = Metrics(router, watch)
     sites = Sites(allowed_hosts)
-    hop = Hop(router, watch, metrics, clock, sites=sites, hold_timeout_s=hold_timeout_s)
+    limits = {"hold_timeout_s": hold_timeout_s, "idle_timeout_s": idle_timeout_s}
+    hop = Hop(router, watch, metrics, clock, sites=sites, **limits)
     asking = Asking(watch, hold_timeout_s=hold_timeout_s)
     every = Broadcast(asking, sites)
 
@@ -96,7 +98,10 @@ def create_gateway(
 
     async def fleet(request: Request) -> Response:
         """Every replica; with ``adapter``, that one's order of them."""
-        told = view(router, watch, clock(), request.query_params.get("adapter"))
+        adapter = request.query_params.get("adapter")
+        if adapter is not None and len(adapter) > MOST_NAME:  # each replica costs a hash of it
+            raise InputError(f"an adapter's name has at most {MOST_NAME} characters")
+        told = view(router, watch, clock(), adapter)
         return JSONResponse(told.model_dump(mode="json"))
 
     async def scrape(request: Request) -> Response:
@@ -128,7 +133,7 @@ def create_gateway(
         exception_handlers=HANDLERS,
     )
     app.router.routes.extend([*own, *other_methods(app.router, own)])
-    uploads = Uploads(hop, clock, idle_s=idle_timeout_s)
+    uploads = Uploads(hop, clock)
     app.router.routes.extend(Route(path, uploads, methods=["POST"], middleware=passing()) for path in PATHS)
     way = proxied(max_body_bytes)
     app.router.routes.extend(

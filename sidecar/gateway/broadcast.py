@@ -25,6 +25,7 @@ from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Headers, Said, as
 from lora_fs.sidecar.gateway.calls.configuration import CONFIG, common, difference
 from lora_fs.sidecar.gateway.calls.pauses import Pauses
 from lora_fs.sidecar.gateway.forward import VIA, check_site
+from lora_fs.sidecar.gateway.watch import WRONG
 from lora_fs.sidecar.server.middleware.access import HEADER, address_of
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
 from lora_fs.sidecar.server.middleware.body_limit import UNREAD, Intake
@@ -112,7 +113,11 @@ class Broadcast:
         made = said.headers.get(LOAD.decode())
         if not said.is_done and made is None:
             return as_it_is(said)  # it wrote nothing
-        namespace, model, revision, name = said.headers[ADAPTER.decode()].split("/", 3)
+        try:
+            namespace, model, revision, name = said.headers[ADAPTER.decode()].split("/", 3)
+        except (KeyError, ValueError) as error:
+            why = f"replica {first} registered something, and did not say what: no other replica loads it now"
+            raise HTTPException(502, why) from error
         path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
         told = [said]
         if said.is_done:
@@ -124,14 +129,16 @@ class Broadcast:
         raise failed(refused, [undone], "the load was undone everywhere")
 
     async def _undo(self, replicas: Sequence[str], path: str, made: str | None, headers: Headers) -> Said:
-        """Take back what a load wrote, by the first replica that takes the call: they share the registry."""
+        """Take back what a load wrote, by the first replica that can: they share the registry."""
         said = Said("", 0, f"replica {replicas[0]} did not say what it wrote".encode(), {}, False)
-        if made is not None:
-            call = Call("POST", f"{path}/undo", headers, json.loads(made))
-            for one in replicas:
-                said = await self._asking.one(one, call)
-                if said.status:
-                    break
+        try:
+            call = Call("POST", f"{path}/undo", headers, json.loads(made or ""))
+        except (ValueError, RecursionError):
+            return said
+        for one in replicas:
+            said = await self._asking.one(one, call)
+            if said.has_answered and said.status < 500:
+                break
         return said
 
     async def _unload(self, path: str, body: dict[str, Any], headers: Headers) -> Response:
@@ -166,14 +173,9 @@ class Broadcast:
         return [str(one) for one in told.get("namespaces", ())] if isinstance(told, dict) else []
 
     async def _have(self, name: str, replicas: Sequence[str], headers: Headers) -> list[str]:
-        """Return the replicas that still have an adapter; one that does not say counts as one."""
+        """Return the replicas that may still have an adapter."""
         listed = await self._asking.all(replicas, Call("GET", "/v1/list_lora_adapters", headers))
-        return [
-            one.replica
-            for one in listed
-            if one.replica in self._watch.ready
-            and (not one.is_done or any(_is_of(name, lora) for lora in json.loads(one.body)["loras"]))
-        ]
+        return [one.replica for one in listed if one.replica in self._watch.ready and _may_have(one, name)]
 
     async def server_info(self, request: Request) -> Response:
         """The configuration that all engines share. 409 where they differ."""
@@ -231,6 +233,14 @@ def _unregistered(said: Said, body: Mapping[str, Any]) -> str:
     """Return the name that a replica unregistered, with its namespace where replicas serve several."""
     quoted = _QUOTED.search(said.body)
     return quoted[1].decode(errors="replace") if quoted is not None else str(body["lora_name"])
+
+
+def _may_have(said: Said, name: str) -> bool:
+    """Return whether a replica's list has an adapter. One that is no list may."""
+    try:
+        return not said.is_done or any(_is_of(name, lora) for lora in json.loads(said.body)["loras"])
+    except WRONG:
+        return True
 
 
 def _is_of(name: str, listed: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Where the replicas are: a list of URLs, the addresses of a DNS name, or the registry's status files.
 
-If a source cannot be read, the known replicas stay.
+If a source cannot be read, the replicas that it had stay, and those of other sources come and go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lora_fs.sidecar.gateway.address import checked
 from lora_fs.sidecar.reconcile.watch.reports import Reports
 from lora_fs.sidecar.registry.format.layout import Layout
 
-DNS: Final = "dns"
+DNS: Final = "dns://"
 MAX_REPLICAS: Final = 1000
 BEYOND: Final = f"beyond {MAX_REPLICAS}"  # stands in a URL's place
 READ_S: Final = 10.0
@@ -43,29 +43,67 @@ class Given:
     """
 
     def __init__(self, replicas: Iterable[str]) -> None:
-        self._urls, self._names = list[str](), list[tuple[str, int]]()
+        self._urls, self._names = list[str](), dict[str, _Name]()
         for one in replicas:
-            parts = urlsplit(one)
-            if parts.scheme == DNS:
-                if not parts.hostname or parts.port is None or parts.path not in ("", "/"):
-                    raise InputError(f"write {one[:200]!r} as dns://NAME:PORT")
-                self._names.append((parts.hostname, parts.port))
+            if one.lower().startswith(DNS):
+                self._names[one] = _Name(one)
             else:
                 self._urls.append(checked(one))
 
     async def find(self) -> Mapping[str, str | None]:
-        """As ``Discovery.find``. Raises TemporaryError: a name does not resolve."""
+        """As ``Discovery.find``. A name that does not resolve keeps its addresses, and is refused.
+
+        Raises:
+            TemporaryError: no name resolves, and there is no URL.
+        """
         found: dict[str, str | None] = dict.fromkeys(self._urls)
-        loop = asyncio.get_running_loop()
-        for name, port in self._names:
-            try:
-                addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                raise TemporaryError(f"the name {name} of the replicas is not resolved: {error}") from error
-            for family, *_, address in addresses:
-                host = f"[{address[0]}]" if family is socket.AF_INET6 else address[0]
-                _add(found, f"http://{host}:{port}")
+        whys = await asyncio.gather(*(name.look() for name in self._names.values()))
+        if all(whys) and whys and not found:
+            raise TemporaryError("; ".join(filter(None, whys)))
+        for (one, name), why in zip(self._names.items(), whys, strict=True):
+            for url in name.urls:
+                _add(found, url)
+            if why is not None:
+                found[one] = why
         return found
+
+
+class _Name:
+    """A name in DNS.
+
+    Attributes:
+        urls: of each address, as of the last look that had an answer.
+    Raises:
+        InputError: ``given`` is no dns://NAME:PORT.
+    """
+
+    def __init__(self, given: str) -> None:
+        try:
+            parts = urlsplit(checked("http://" + given[len(DNS) :]))
+            if parts.hostname is None or parts.port is None:
+                raise InputError("it has no port")
+        except InputError as error:
+            raise InputError(f"write {given[:200]!r} as dns://NAME:PORT") from error
+        self._host, self._port = parts.hostname, parts.port
+        self._threads = Daemons(1, "lora-fs-gateway-names")
+        self.urls: list[str] = []
+
+    async def look(self) -> str | None:
+        """Ask for the addresses. Return why they are unknown for now, or None."""
+        try:
+            async with asyncio.timeout(READ_S):
+                await self._threads.run(self._look)
+        except (OSError, UnicodeError) as error:
+            why = str(error) or f"no answer in {READ_S:g} s"
+            return f"the name {self._host} of the replicas is not resolved: {why}"
+        return None
+
+    def _look(self) -> None:
+        """Find the addresses. What a look finds stays known, also if nobody waits for it any more."""
+        kind, only = socket.SOCK_STREAM, socket.AI_ADDRCONFIG
+        found = socket.getaddrinfo(self._host, self._port, type=kind, flags=only)
+        hosts = (f"[{at[0]}]" if of is socket.AF_INET6 else str(at[0]) for of, *_, at in found)
+        self.urls = [f"http://{host}:{self._port}" for host in hosts]
 
 
 class Registered:
@@ -82,9 +120,9 @@ class Registered:
         try:
             async with asyncio.timeout(READ_S):
                 urls = await self._threads.run(self._look)
-        except (OSError, TimeoutError) as error:
-            why = str(error) or f"no answer in {READ_S:g} s"
-            raise VolumeUnavailable(f"the registry's status files are not read: {why}") from error
+        except TimeoutError as error:
+            why = f"the registry's status files are not read: no answer in {READ_S:g} s"
+            raise VolumeUnavailable(why) from error
         found: dict[str, str | None] = {}
         for url in urls:
             _add(found, url)

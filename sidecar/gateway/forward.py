@@ -63,14 +63,12 @@ class Body:
         pieces: begins it. Called once for each replica that asks for it.
         is_kept: whether it may begin again, at another replica.
         take_s: seconds in which a replica asks for it.
-        idle_s: seconds in which a replica takes one piece; None: no bound.
     """
 
     size: int | None
     pieces: Callable[[], AsyncIterator[bytes | memoryview]]
     is_kept: bool = True
     take_s: float = TAKE_S
-    idle_s: float | None = None
 
 
 class Hop:
@@ -78,6 +76,7 @@ class Hop:
 
     Args:
         hold_timeout_s: how long a request may wait for a replica.
+        idle_timeout_s: in which a replica takes one piece of a body.
 
     Attributes:
         session: opened by the app.
@@ -92,10 +91,11 @@ class Hop:
         *,
         sites: Sites,
         hold_timeout_s: float,
+        idle_timeout_s: float,
     ) -> None:
         self._sites = sites
         self._router, self._watch, self._metrics, self._clock = router, watch, metrics, clock
-        self._hold_timeout_s = hold_timeout_s
+        self._hold_timeout_s, self._idle_timeout_s = hold_timeout_s, idle_timeout_s
         self.session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,7 +228,7 @@ class Hop:
         headers = written(passed)
         if body.size:
             headers.append(("content-length", str(body.size)))
-        sending = _Sending(body)
+        sending = _Sending(body, self._idle_timeout_s)
         try:
             async with asyncio.timeout(body.take_s if body.size != 0 else None) as sending.limit:
                 answer = await self.session.request(
@@ -286,13 +286,16 @@ class Hop:
 class _Sending:
     """One try to send a body.
 
+    Args:
+        idle_s: in which the replica takes one piece.
+
     Attributes:
         limit: on the time until the replica answers; None once it did.
         has_begun: the replica asked for the body. is_done: it took all of it.
     """
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
+    def __init__(self, body: Body, idle_s: float) -> None:
+        self._body, self._idle_s = body, idle_s
         self.limit: asyncio.Timeout | None = None
         self.has_begun = self.is_done = False
 
@@ -303,7 +306,7 @@ class _Sending:
         async for piece in self._body.pieces():
             if self.limit is None:
                 await asyncio.Event().wait()  # an end here would look like the body's own
-            self._take_within(self._body.idle_s)
+            self._take_within(self._idle_s)
             yield piece
             self._take_within(None)
         self.is_done = True

@@ -21,14 +21,10 @@ PATHS: Final = ("/v1/lora_adapters", f"{NAME}/upload")
 
 
 class Uploads:
-    """The endpoint of ``PATHS``.
+    """The endpoint of ``PATHS``."""
 
-    Args:
-        idle_s: in which a replica takes one piece.
-    """
-
-    def __init__(self, hop: Hop, clock: Callable[[], float], *, idle_s: float) -> None:
-        self._hop, self._clock, self._idle_s = hop, clock, idle_s
+    def __init__(self, hop: Hop, clock: Callable[[], float]) -> None:
+        self._hop, self._clock = hop, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one upload; a client that leaves ends it at the replica at once."""
@@ -42,7 +38,7 @@ class Uploads:
         size = int(length) if length.isdecimal() else None
         if size is None and "transfer-encoding" not in headers:
             size = 0
-        body = Body(size, arriving.pieces, is_kept=False, take_s=UPLOAD_TAKE_S, idle_s=self._idle_s)
+        body = Body(size, arriving.pieces, is_kept=False, take_s=UPLOAD_TAKE_S)
         await self._hop.pass_through(scope, send, body, lambda: None, None, (), self._clock())
 
 

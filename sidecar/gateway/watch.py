@@ -163,27 +163,32 @@ class Watch:
             self._out(self.seen[url], why)
 
     async def _find(self, session: aiohttp.ClientSession) -> None:
+        async def replicas() -> None:
+            self._take(session, await self._discovery.find())
+
         while True:
-            try:
-                self._take(session, await self._discovery.find())
-                if self._token is not None:
-                    self.headers[HEADER] = await self._read(self._token)
-                self.problem = ""
-            except LoraFsError as error:
-                if str(error) != self.problem:
-                    logger.warning("%s", error, extra=event("gateway.replicas_unknown"))
-                self.problem = str(error)
-            except Exception as error:  # a fault of ours: without this task no replica is found any more
-                problem = f"the list of replicas is not read: {type(error).__name__}: {error}"
-                if problem != self.problem:
-                    logger.exception("%s", problem, extra=event("gateway.replicas_unknown"))
-                self.problem = problem
+            whys = [await self._why(replicas), await self._why(self._read_token)]
+            self.problem = "; ".join(filter(None, whys))
             await asyncio.sleep(FIND_S)
 
-    async def _read(self, token: Callable[[], str]) -> str:
+    async def _why(self, step: Callable[[], Awaitable[None]]) -> str:
+        """Do a step. Return why it failed, which the log has once, or nothing."""
         try:
-            async with asyncio.timeout(TOKEN_S):
-                return await self._threads.run(token)
+            await step()
+        except Exception as error:  # without this task no replica is found any more
+            is_ours = not isinstance(error, LoraFsError)
+            why = f"the gateway failed: {type(error).__name__}: {error}" if is_ours else str(error)
+            if why not in self.problem:
+                level, told = (logging.ERROR, error) if is_ours else (logging.WARNING, None)
+                logger.log(level, "%s", why, exc_info=told, extra=event("gateway.replicas_unknown"))
+            return why
+        return ""
+
+    async def _read_token(self) -> None:
+        try:
+            if self._token is not None:
+                async with asyncio.timeout(TOKEN_S):
+                    self.headers[HEADER] = await self._threads.run(self._token)
         except TimeoutError as error:
             raise TemporaryError(f"the gateway's token file was not read in {TOKEN_S:g} s") from error
 

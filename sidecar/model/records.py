@@ -108,6 +108,13 @@ class AdapterSpec(Stored):
     def is_pinned(self) -> bool:
         return self.policy is not None and self.policy.kind is PolicyKind.PINNED
 
+    @field_validator("path")
+    @classmethod
+    def _may_be_opened(cls, value: str) -> str:
+        if "\0" in value:
+            raise ValueError("no path has a NUL in it")
+        return value
+
     @field_validator("lora")
     @classmethod
     def _share(cls, value: LoraShape) -> LoraShape:

@@ -322,7 +322,9 @@ class FleetBody(_Answer):
     object: Literal["fleet"] = "fleet"
     replicas: list[FleetReplica]
     waiting: int = Field(description="Requests that wait until a replica may load their adapter")
-    problem: str = Field(description="Why the list of replicas cannot be read; empty if it can")
+    problem: str = Field(
+        description="Why the list of replicas, or the token file, cannot be read; empty if both can"
+    )
     order: list[str] | None = Field(
         description="Of `adapter`, if the query names one: its homes are the first of these replicas"
     )

@@ -114,7 +114,7 @@ def test_a_list_that_cannot_be_read_and_a_gateway_that_ends(
     gateway = fleet.gateway("--replica", "dns://no-such-name.invalid:8001")
     until(lambda: is_up(gateway), WITHIN_S)
     page = open_page(gateway.url, quiet=False, color_scheme=scheme)
-    expect(page.locator("#problem")).to_contain_text("The list of replicas cannot be read: ")
+    expect(page.locator("#problem")).to_contain_text("The gateway has a problem: ")
     expect(page.locator("#problem")).to_contain_text("no-such-name.invalid")
     expect(page.locator("#incident")).to_have_text("No replica was found")
     assert violations(page) == []

@@ -10,9 +10,10 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import httpx
@@ -27,10 +28,11 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway import broadcast
 from lora_fs.sidecar.gateway.broadcast import Broadcast
 from lora_fs.sidecar.gateway.calls import asking
-from lora_fs.sidecar.gateway.calls.asking import Asking, Call
+from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Said
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
 from lora_fs.sidecar.server.middleware.origin import Sites
 from tests.gateway.conftest import Stubs, stand_in
 from tests.gateway.test_broadcast import HEADERS, TOKEN, call, owned
@@ -73,8 +75,10 @@ def test_a_client_that_leaves_within_its_body_is_no_error(owned: Stubs) -> None:
 
 
 @asynccontextmanager
-async def calls(status: int = 400) -> AsyncIterator[tuple[Broadcast, list[bytes]]]:
-    """A gateway's calls before one replica, which answers every POST with ``status``; and its bodies."""
+async def calls(
+    status: int = 400, headers: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Broadcast, list[bytes]]]:
+    """A gateway's calls before one replica, which answers every POST alike; and the bodies that it got."""
     bodies: list[bytes] = []
     polled = asyncio.Event()
 
@@ -84,7 +88,8 @@ async def calls(status: int = 400) -> AsyncIterator[tuple[Broadcast, list[bytes]
 
     async def post(request: web.Request) -> web.Response:
         bodies.append(await request.read())
-        return web.json_response({"error": {"message": "a body is missing"}}, status=status)
+        told = {"error": {"message": "a body is missing"}}
+        return web.json_response(told, status=status, headers=headers)
 
     async with stand_in(metadata, all=post) as url, aiohttp.ClientSession() as session:
         watch = Watch(Router(time.monotonic), Given([url]), time.monotonic, headers={})
@@ -227,6 +232,88 @@ def test_a_body_goes_to_the_replica_as_it_is() -> None:
             assert b"a body is missing" in bytes(answer.body)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wanted", "why"),
+    [
+        (200, {}, 502, "replica r0 registered something, and did not say what"),
+        (200, {ADAPTER: "default/a1"}, 502, "replica r0 registered something, and did not say what"),
+        (400, {LOAD: "{}"}, 502, "replica r0 registered something, and did not say what"),
+        (400, {ADAPTER: "default/tiny/v1/a1", LOAD: "{"}, 400, "replica r0 did not say what it wrote"),
+        (400, {ADAPTER: "default/tiny/v1/a1", LOAD: "[" * 5000}, 400, "replica r0 did not say what it wrote"),
+    ],
+    ids=["no adapter", "half an adapter", "no adapter of a failure", "no JSON", "a depth without end"],
+)
+def test_a_replica_that_does_not_say_what_it_wrote_is_named(
+    status: int, headers: dict[bytes, str], wanted: int, why: str
+) -> None:
+    """As a server before the replica that drops headers."""
+    given = {name.decode(): value for name, value in headers.items()}
+
+    async def scenario() -> None:
+        async with calls(status, given) as (every, _):
+            sent = {"type": "http.request", "body": b'{"lora_name": "a1"}'}
+            with pytest.raises(HTTPException, match=why) as caught:
+                await every.load(request(sent))
+            assert caught.value.status_code == wanted
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("failed", "tried"),
+    [
+        (Said("r0", 0, b"", {}, has_answered=False), 2),
+        (Said("r0", 504, b"", {}, has_answered=False), 2),
+        (Said("r0", 503, b"the volume is away", {}), 2),
+        (Said("r0", 403, b"no", {}), 1),
+    ],
+    ids=["gone", "hung", "no volume", "refused"],
+)
+def test_another_replica_undoes_a_load_where_the_first_does_not(failed: Said, tried: int) -> None:
+    """They share the registry, and an undo may be repeated. A caller who is refused is refused by each."""
+    one = AsyncMock(side_effect=[failed, Said("r1", 200, b"{}", {})])
+    every = Broadcast(Mock(one=one), Sites())
+    said = asyncio.run(every._undo(["r0", "r1"], "/v1/lora_adapters/default/tiny/a1", "{}", {}))
+    assert (one.await_count, said.is_done) == (tried, tried == 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"loras": 5}',
+        b'{"loras": ["a1"]}',
+        b'{"loras": [{}]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+    ids=lambda body: body[:20].decode(errors="replace"),
+)
+def test_a_list_that_is_none_may_have_the_adapter(body: bytes) -> None:
+    """An unload waits for it, and an error that says such a thing is quoted."""
+    assert broadcast._may_have(Said("r0", 200, body, {}), "a1")
+    assert Said("r0", 500, body, {}).why.startswith("replica r0 answered 500: ")
+
+
+def test_a_list_has_an_adapter_under_its_name_or_a_revisions() -> None:
+    """In the caller's namespace, if the call named one. A list that is an error says nothing."""
+    loras = [{"lora_id": "a1@v1", "namespace": "team"}, {"lora_id": "team/b", "namespace": "team"}]
+    said = Said("r0", 200, json.dumps({"loras": loras}).encode(), {})
+    names = {
+        "a1": True,
+        "a1@v1": True,
+        "a1@v2": False,
+        "team/a1": True,
+        "other/a1": False,
+        "b": True,
+        "a": False,
+    }
+    assert {name: broadcast._may_have(said, name) for name in names} == names
+    assert broadcast._may_have(replace(said, status=500), "a")
 
 
 def listed(process: Process) -> set[str]:

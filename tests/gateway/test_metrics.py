@@ -12,10 +12,13 @@ from aiohttp import web
 
 from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.gateway.app import create_gateway
+from lora_fs.sidecar.gateway.choice import LOADS, Reason
 from lora_fs.sidecar.gateway.discovery import Given
+from lora_fs.sidecar.gateway.homes import order
 from lora_fs.sidecar.gateway.metrics import Metrics
-from lora_fs.sidecar.gateway.routing import Router
-from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.gateway.outliers import FAILURES, Outcome
+from lora_fs.sidecar.gateway.routing import Router, Ticket
+from lora_fs.sidecar.gateway.watch import Seen, Watch
 from lora_fs.sidecar.server.middleware.errors import NAME
 from tests.gateway.conftest import stand_in
 from tests.gateway.test_watch import TRUE
@@ -43,6 +46,55 @@ def _labels(labels: dict[str, str]) -> set[str]:
     return labels.keys() - {"le"}
 
 
+def test_each_series_says_what_the_gateway_counted() -> None:
+    """The requests by the reason of their choice and by replica, and the replicas by state."""
+    router = Router(lambda: 10.0)
+    for name in ("r0", "r1"):
+        router.report(name, ["a"], 4, 9.0)
+    watch = Watch(router, Given(()), lambda: 10.0, headers={})
+    whys = {"r0": "", "r1": "", "r2": "it is not ready"}
+    watch.seen |= {f"http://{name}:1": Seen(f"http://{name}:1", name, why) for name, why in whys.items()}
+    watch.seen["http://r3:1"] = Seen("http://r3:1")  # it never answered
+    metrics = Metrics(router, watch)
+    here = order("a", frozenset({"r0", "r1"}))[0]
+    for _ in range(2):
+        router.ask(Ticket("a", lambda _: None))
+    for number in range(2 * LOADS + 1):  # the last one waits
+        router.ask(Ticket(f"b{number}", lambda _: None))
+    router.ask(Ticket(None, lambda _: None))
+    for _ in range(FAILURES):
+        router.told(here, Outcome.FAILED)
+    metrics.retried = 3
+    metrics.queued.observe(0.5)
+    told = metrics.registry.get_sample_value
+    choices = {one: told("lora_fs_gateway_choices_total", {"reason": one.value}) for one in Reason}
+    assert choices == {one: None if one is Reason.WAIT else router.chosen[one] for one in Reason}
+    assert (choices[Reason.RESIDENT], choices[Reason.COLD], choices[Reason.BASE]) == (2, 2 * LOADS, 1)
+    flights = {one.name: told("lora_fs_gateway_in_flight", {"replica": one.name}) for one in router.peers}
+    assert flights == {one.name: one.in_flight for one in router.peers}
+    assert sum(one or 0 for one in flights.values()) == 2 + 2 * LOADS + 1
+    states = ("ready", "ejected", "out")
+    assert [told("lora_fs_gateway_replicas", {"state": one}) for one in states] == [1, 1, 2]
+    alone = ("waiting", "retries_total", "ejections_total", "queue_seconds_count", "queue_seconds_sum")
+    assert [told(f"lora_fs_gateway_{one}") for one in alone] == [1, 3, 1, 1, 0.5]
+
+
+def test_adapters_names_make_no_series() -> None:
+    """Clients choose the names: a gateway with 10,000 of them has as many series as one with none."""
+    router = Router(lambda: 10.0)
+    router.report("r0", [], None, 9.0)
+    metrics = Metrics(router, Watch(router, Given(()), lambda: 10.0, headers={}))
+
+    def series() -> int:
+        return sum(len(family.samples) for family in metrics.registry.collect())
+
+    before = series()
+    for number in range(10_000):
+        router.ask(Ticket(f"a{number}", lambda _: None))
+    assert router.waiting == 10_000 - LOADS
+    assert series() == before
+
+
 def test_a_request_that_no_other_replica_takes_is_no_retry() -> None:
     """The only replica has lost its engine: the gateway sends the request nowhere else."""
 
@@ -59,6 +111,8 @@ def test_a_request_that_no_other_replica_takes_is_no_retry() -> None:
                     while (await http.get("/health")).status_code != 200:
                         pass
                     assert (await http.post("/v1/completions", json={"model": "a"})).status_code == 503
-                    assert "lora_fs_gateway_retries_total 0.0" in (await http.get("/metrics")).text
+                    scraped = (await http.get("/metrics")).text
+                    assert "lora_fs_gateway_retries_total 0.0" in scraped
+                    assert "\nprocess_open_fds " in scraped
 
     asyncio.run(scenario())

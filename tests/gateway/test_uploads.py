@@ -243,7 +243,8 @@ def test_a_client_that_leaves_ends_its_upload(before: Fleet) -> None:
     assert left.wait(60)
 
 
-def test_a_replica_that_takes_nothing_more_is_given_up(before: Fleet) -> None:
+@pytest.mark.parametrize(("path", "length"), [(PATHS[0], 8 << 30), ("/v1/completions", 48 * MIB)])
+def test_a_replica_that_takes_nothing_more_is_given_up(before: Fleet, path: str, length: int) -> None:
     """After the time in which an answer's next byte has to come, too."""
     never = threading.Event()
 
@@ -252,7 +253,7 @@ def test_a_replica_that_takes_nothing_more_is_given_up(before: Fleet) -> None:
         never.wait(60)
 
     url = before(Replica("r0", hang), idle_timeout_s=0.5)
-    client = begun(url, PATHS[0], length=8 << 30)
+    client = begun(url, path, length=length)
     threading.Thread(target=send_on, args=(client,), daemon=True).start()
     assert status_of(client) == 503
     never.set()

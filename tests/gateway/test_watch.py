@@ -28,6 +28,7 @@ from lora_fs.sidecar.gateway import watch as watching
 from lora_fs.sidecar.gateway.address import Resolver, checked
 from lora_fs.sidecar.gateway.app import create_gateway
 from lora_fs.sidecar.gateway.discovery import Discovery, Given, Registered
+from lora_fs.sidecar.gateway.forward import MOST_NAME
 from lora_fs.sidecar.gateway.outliers import Outcome
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.view import view
@@ -172,6 +173,56 @@ def test_a_token_that_is_replaced_takes_no_replica_out(
 
     asyncio.run(scenario())
     assert len([line for line in caplog.messages if "does not know the gateway's token" in line]) == 1
+
+
+def test_a_list_and_a_token_that_are_not_read_are_read_apart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the list is not read, the gateway shows a new token; while the token is not, it finds replicas.
+
+    The problem names both, and each is logged once.
+    """
+    monkeypatch.setattr(watching, "FIND_S", 0.01)
+
+    async def scenario() -> None:
+        told, looked = dict.fromkeys(("list", "token"), ""), asyncio.Event()
+
+        class Listed:
+            async def find(self) -> Mapping[str, str | None]:
+                looked.set()
+                if told["list"]:
+                    raise TemporaryError(told["list"])
+                return {}
+
+        def token() -> str:
+            if told["token"]:
+                raise InputError(told["token"])
+            return "old" if told["list"] == "" else "new"
+
+        async def until(holds: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not holds():  # looked at anew at each look
+                    looked.clear()
+                    await looked.wait()
+
+        shown: dict[str, Any] = {"headers": {HEADER: "old"}, "token": token}
+        async with watched(Router(time.monotonic), Listed(), **shown) as watch:
+            await until(lambda: watch.problem == "")
+            told["list"] = "no list"
+            await until(lambda: watch.headers[HEADER] == "new")
+            await until(lambda: watch.problem == "no list")
+            told["token"] = "no token"
+            await until(lambda: watch.problem == "no list; no token")
+            told["list"] = ""
+            await until(lambda: watch.problem == "no token")
+            told["token"] = ""
+            await until(lambda: watch.problem == "")
+
+    asyncio.run(scenario())
+    assert [line.message for line in caplog.records if line.name == watching.__name__] == [
+        "no list",
+        "no token",
+    ]
 
 
 class NoNames(AbstractResolver):
@@ -548,6 +599,13 @@ def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
     named = {**TRUE, "replica": "\ud800", "version": "\ud800" * 2000}
     watch._learn(watch.seen["http://10.0.0.3:8001"], named, 9.0)
     assert b"?" in JSONResponse(view(router, watch, 12.0).model_dump(mode="json")).body
+
+
+@pytest.mark.parametrize(("length", "status"), [(MOST_NAME, 200), (MOST_NAME + 1, 400), (60_000, 400)])
+def test_a_view_of_the_fleet_orders_no_name_that_an_adapter_cannot_have(length: int, status: int) -> None:
+    """The order takes a hash of the name and each replica: a long name would hold up every request."""
+    answer = TestClient(create_gateway(Given(()))).get("/v1/fleet", params={"adapter": "x" * length})
+    assert (answer.status_code, answer.json().get("order")) == (status, [] if status == 200 else None)
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,22 @@ def test_unknown_fields_survive() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("apiVersion", "lora-fs/v2"), ("generation", 0), ("name", "../x"), ("state", "gone"), ("spec", {})],
+    [
+        ("apiVersion", "lora-fs/v2"),
+        ("generation", 0),
+        ("name", "../x"),
+        ("state", "gone"),
+        ("spec", {}),
+        ("spec.path", "a\0b"),
+    ],
 )
 def test_a_sealed_body_of_the_wrong_shape(field: str, value: object) -> None:
     """A seal that holds is not enough: the field that does not fit is named."""
+    body = record().model_dump(mode="json")
+    *outer, last = field.split(".")
+    (body[outer[0]] if outer else body)[last] = value
     with pytest.raises(CorruptRecord, match=field):
-        decode(Record, seal({**record().model_dump(mode="json"), field: value}))
+        decode(Record, seal(body))
 
 
 @given(OBJECTS)

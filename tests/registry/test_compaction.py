@@ -100,6 +100,21 @@ def test_what_is_superseded(ages: dict[Generation, float], older_than_s: float) 
         assert ages[follower] >= older_than_s
 
 
+def test_a_long_history_is_looked_through_once() -> None:
+    """A training that loads a name at each step leaves tens of thousands of its pointers a week."""
+
+    class Counted(dict[Generation, float]):
+        looks = 0
+
+        def __getitem__(self, one: Generation) -> float:
+            self.looks += 1
+            return super().__getitem__(one)
+
+    ages = Counted({Generation(number, ""): 9.0 for number in range(1, 1001)})
+    assert len(compaction.superseded(ages, 1.0)) == 999
+    assert ages.looks <= 1000
+
+
 names = st.sets(st.sampled_from(["v1", "v2", "v3", "v10", "beta"]))
 
 

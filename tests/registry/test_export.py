@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -13,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, RegistryLost, TemporaryError
+from lora_fs.sidecar.errors import (
+    Conflict,
+    InputError,
+    OperatorError,
+    RegistryLost,
+    RegistryMissing,
+    TemporaryError,
+)
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
@@ -280,6 +288,23 @@ def test_a_failed_export_leaves_the_last_one(
     assert [path.name for path in tmp_path.glob("e.tar*")] == ["e.tar"]
 
 
+def test_two_exports_to_one_file_at_once(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two runs of a timer: each is whole, and the one that ends last is there."""
+    file, write = tmp_path / "e.tar", export.write
+
+    def overtaken(registry: Registry, scopes: Any, out: Any, *, artifacts: bool) -> export.Exported:
+        monkeypatch.setattr(export, "write", write)
+        exported(filled, file, files=False)
+        return write(registry, scopes, out, artifacts=artifacts)
+
+    monkeypatch.setattr(export, "write", overtaken)
+    exported(filled, file)
+    assert archive.read(file).begin.artifacts
+    assert [path.name for path in tmp_path.glob("*e.tar*")] == ["e.tar"]
+
+
 # -- restoring -----------------------------------------------------------------------------------
 
 
@@ -360,6 +385,47 @@ def test_a_killed_restore_is_completed_by_the_same_one(filled: Registry, tmp_pat
     assert number > 30
 
 
+class Killed(BaseException):
+    """No cleanup of the registry's catches it."""
+
+
+def test_a_restore_that_is_killed_at_a_write_is_completed_without_links(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the marker has its name before its bytes."""
+    without_links(monkeypatch)
+    file, want, write = exported(filled, tmp_path / "e.tar"), state(filled), os.write
+    contents, number, left = archive.read(file), 0, 0
+
+    def killed(handle: int, data: bytes) -> int:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", killed)
+    while left <= 0:
+        number, target = number + 1, tmp_path / f"n{number}"
+        left = number
+        with suppress(Killed):
+            restore.restore(target, file, contents)
+        with suppress(RegistryLost, RegistryMissing):
+            assert state(Registry(target)) == want
+            continue  # it was killed at HEAD, or not at all
+        assert restore.restore(target, file, contents) == []
+        assert state(Registry(target)) == want
+    assert number > 10
+
+
+def test_a_marker_that_is_cut_beside_head_is_no_restores(filled: Registry, tmp_path: Path) -> None:
+    """It may be damage: a person looks at it."""
+    file = exported(filled, tmp_path / "e.tar")
+    filled.layout.marker.write_bytes(b"")
+    with pytest.raises(Conflict, match="is a registry already"):
+        restore.restore(filled.layout.root, file, archive.read(file))
+
+
 @pytest.mark.parametrize("as_new", [False, True])
 def test_a_registry_refuses_an_archive(filled: Registry, tmp_path: Path, as_new: bool) -> None:
     """The error says what to do instead, and the registry is as before."""
@@ -402,6 +468,28 @@ def test_a_restore_refuses_another_record(filled: Registry, tmp_path: Path) -> N
     (tmp_path / "n/default/tiny/v1/a1.@00000001.json").write_text("{}")
     with pytest.raises(Conflict, match="another one"):
         restore.restore(tmp_path / "n", file, contents)
+    assert not (tmp_path / "n/lora-fs.json").exists()
+
+
+@pytest.mark.parametrize("tier", ["cas", "lww"])
+@pytest.mark.parametrize("left", ["a later pointer", "another adapter"])
+def test_a_restore_refuses_what_a_registry_left(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, left: str
+) -> None:
+    """As ``rm *`` leaves it, without its marker and HEAD: what was newer would be in force again."""
+    file = exported(filled, tmp_path / "e.tar")
+    if tier == "lww":
+        without_links(monkeypatch)
+    restore.restore(tmp_path / "n", file, archive.read(file))
+    other = Registry(tmp_path / "n")
+    if left == "a later pointer":
+        release.promote(other, V1.scope, "a1", "v1", writer="test")
+    else:
+        put(other, V1.scope, write_adapter(tmp_path / "z1", 9), name="z1")
+    for name in ("lora-fs.json", "HEAD"):
+        (tmp_path / "n" / name).unlink()
+    with pytest.raises(Conflict, match=r"is not in the export: restore it into an empty folder"):
+        restore.restore(tmp_path / "n", file, archive.read(file))
     assert not (tmp_path / "n/lora-fs.json").exists()
 
 

@@ -207,6 +207,22 @@ def test_files_that_are_nowhere_are_told(two: Registry, scope: Scope) -> None:
     assert served(two, scope) == {"a1": "v2"}
 
 
+@pytest.mark.parametrize(
+    "uri", ["file:///a%00b", "file://[::1", "file:///" + "x" * 9000], ids=["NUL", "host", "long"]
+)
+def test_a_source_that_is_no_path_is_told(two: Registry, uri: str) -> None:
+    """Other software wrote it. The other findings are mended."""
+    record = two.latest(two.records(V1))[1]
+    assert record is not None
+    spec = record.spec.model_dump(mode="json")
+    two.append(two.records(V1), lambda _: {"spec": {**spec, "source": {"uri": uri}}}, writer="other")
+    shutil.rmtree(two.layout.artifact(V1))
+    two.layout.head.unlink()
+    outcomes = repair(two)
+    assert outcomes[Kind.NO_FILES]
+    assert outcomes[Kind.HEAD] is None
+
+
 def test_sizes_alone_when_asked(two: Registry) -> None:
     """Without reading files, other bytes of the same length pass and a short file does not."""
     weights = two.layout.artifact(V1) / "adapter_model.safetensors"

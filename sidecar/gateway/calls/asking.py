@@ -44,15 +44,10 @@ class Said:
     @property
     def why(self) -> str:
         """Return what it says of a failure."""
-        try:
-            told = json.loads(self.body)
-            error = told.get("error", told)
-            why = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-        except (ValueError, AttributeError):
-            why = self.body.decode(errors="replace")
-        return (
-            f"replica {self.replica} answered {self.status}: {why[:500]}" if self.has_answered else why[:500]
-        )
+        told = read(self)
+        error = told.get("error", told) if isinstance(told, dict) else told
+        why = str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+        return f"replica {self.replica} answered {self.status}: {why}" if self.has_answered else why
 
 
 @dataclass(frozen=True, slots=True)

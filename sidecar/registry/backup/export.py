@@ -12,6 +12,7 @@ import errno
 import hashlib
 import io
 import os
+import secrets
 import tarfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -232,9 +233,9 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
         InputError: no file can be written there. OperatorError: its disk is full or fails.
         TemporaryError: the volume did not answer.
     """
-    draft = target.with_name(f"{target.name}.part")
+    draft = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # another export may be under way
     try:
-        with draft.open("wb") as out:
+        with draft.open("xb") as out:
             done = write(registry, scopes, out, artifacts=artifacts)
             out.flush()
             os.fsync(out.fileno())

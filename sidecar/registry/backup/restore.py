@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,7 @@ from typing import IO
 from lora_fs.sidecar.errors import Conflict, InputError, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Previous, Record
 from lora_fs.sidecar.registry.backup.archive import CHUNK_BYTES, Contents, opened
-from lora_fs.sidecar.registry.format.layout import MARKER, Layout, generation_name
+from lora_fs.sidecar.registry.format.layout import MARKER, Layout, generation_name, parse_place
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
@@ -42,6 +42,9 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
     """
     layout = Layout(path)
     check_empty(path)
+    if is_registry(path):
+        with atomic.explained(f"cannot remove {layout.marker}"):
+            layout.marker.unlink()
     make_folder(path, inherit=False)
     for folder in (layout.leases, layout.replicas, layout.events):
         make_folder(folder)
@@ -51,18 +54,15 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
     missing = {key: home for key, home in homes.items() if not is_whole(layout, home)}
     wanted = {key: home for key, home in missing.items() if contents.has_files_of(home)}
     lost = missing.keys() - wanted.keys()
+    generations = _generations(layout, contents, {key: homes[key] for key in homes.keys() - lost}, tier)
+    _check_alone(layout.root, generations)
     _place_files(layout, file, wanted)
     epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
     identity = str(uuid.uuid4()) if as_new else contents.begin.registry_uuid
     names = TemporaryNames()
     try:
-        for key, body in contents.bodies.items():
-            folder = layout.revision(key.scope, key.revision) if key.revision else layout.active(key.scope)
-            _lay(folder, body, contents.raw[key], tier, names)
-            home = homes.get(key, body)
-            if isinstance(home, Record) and home is not body and key not in lost:
-                following = _next(home)
-                _lay(folder, following, seal(following), tier, names)
+        for target, data in generations.items():
+            _lay(target, data, tier, names)
         for key, data in contents.evaluations.items():
             make_folder(layout.evaluation(key).parent)
             atomic.replace(layout.evaluation(key), data, sync=True)
@@ -80,7 +80,7 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
 
 def check_empty(path: Path) -> None:
     """Raise Conflict if a folder is or was a registry: a restore overwrites none."""
-    if is_registry(path):
+    if is_registry(path) and not _is_begun(Layout(path)):
         raise Conflict(
             f"{path} is a registry already, and an archive is restored into an empty folder: restore it with "
             "`lora-fs --root EMPTY import archive FILE --as-new`, then `lora-fs register NAME "
@@ -91,6 +91,43 @@ def check_empty(path: Path) -> None:
             f"{path} was a registry, whose {MARKER} is gone: restore the archive into an empty folder on the "
             f"same volume, with `lora-fs --root EMPTY import archive FILE`, and copy {MARKER} from there"
         )
+
+
+def _is_begun(layout: Layout) -> bool:
+    """Whether a restore was killed before it wrote its marker's first byte, where link() is missing.
+
+    A registry that somebody used has HEAD, which comes after the marker here.
+    """
+    names = atomic.list_names(layout.root) or ()
+    return layout.head.name not in names and atomic.read_bytes(layout.marker) == b""
+
+
+def _generations(
+    layout: Layout, contents: Contents, homes: Mapping[AdapterKey, Record], tier: str
+) -> dict[Path, bytes]:
+    """Return the file of each generation that a restore writes, with its bytes."""
+    found: dict[Path, bytes] = {}
+
+    def add(key: AdapterKey, body: Record | Pointer, data: bytes) -> None:
+        folder = layout.revision(key.scope, key.revision) if key.revision else layout.active(key.scope)
+        token = body.token if tier == "lww" else ""
+        found[folder / generation_name(body.name, body.generation, token)] = data
+
+    for key, body in contents.bodies.items():
+        add(key, body, contents.raw[key])
+        home = homes.get(key)
+        if home is not None and home is not body:
+            following = _next(home)
+            add(key, following, seal(following))
+    return found
+
+
+def _check_alone(root: Path, generations: Collection[Path]) -> None:
+    """Raise Conflict if a generation lies there that is not the export's: it could be in force afterwards."""
+    with atomic.explained(f"cannot look into {root}"):
+        for file in root.glob("*/*/*/*.json"):
+            if file not in generations and parse_place(str(file.relative_to(root))) is not None:
+                raise Conflict(f"{file} is not in the export: restore it into an empty folder")
 
 
 def _at_home(layout: Layout, record: Record) -> Record:
@@ -145,14 +182,12 @@ def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes
         artifacts.discard(draft)
 
 
-def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: TemporaryNames) -> None:
-    token = body.token if tier == "lww" else ""
-    path = folder / generation_name(body.name, body.generation, token)
-    make_folder(folder)
+def _lay(path: Path, data: bytes, tier: str, names: TemporaryNames) -> None:
+    make_folder(path.parent)
     there = atomic.read_bytes(path)
     try:
-        if tier == "lww" and there is None:
-            atomic.create_unique(path, data)
+        if tier == "lww" and there is None:  # nobody else writes here yet, and half a file is never seen
+            atomic.replace(path, data, sync=True)
             return
         if there is None and atomic.publish(path, data, names):
             return

@@ -9,9 +9,11 @@ above what it has seen (``RegistryView.refresh``).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,8 +61,8 @@ def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Ge
     going: list[Generation] = []
     listed = sorted(ages)
     for one in listed:
-        above = [ages[other] for other in listed if other.generation > one.generation][:1]
-        if not above or above[0] < older_than_s:
+        above = bisect_right(listed, one.generation, key=attrgetter("generation"))
+        if above == len(listed) or ages[listed[above]] < older_than_s:
             break
         going.append(one)
     return going

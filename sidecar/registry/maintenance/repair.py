@@ -45,7 +45,7 @@ class Mender:
                 continue
             try:
                 yield finding, self._mend(finding)
-            except LoraFsError as error:
+            except (LoraFsError, ValueError) as error:  # a source that other software wrote may be no path
                 yield finding, str(error)
 
     def _mend(self, finding: Finding) -> str | None:

@@ -29,7 +29,7 @@ async function follow() {
 }
 
 function draw({ replicas, waiting, problem, order }, asked) {
-  state("live", "live", problem && `The list of replicas cannot be read: ${problem}`);
+  state("live", "live", problem && `The gateway has a problem: ${problem}`);
   const all = (name) => replicas.reduce((total, one) => total + one[name], 0);
   const are = (kind) => replicas.filter((one) => one.state === kind).length;
   const away = replicas.length - are("ready");
