@@ -109,18 +109,22 @@ class Arena:
             self.compact()
             extent = self._extents.take(owner, slab.data.numel())
             assert extent is not None, "compaction leaves one gap of all that is free"
+        arrived = None if self._side is None else torch.cuda.Event()
+        try:
+            placed = self._place(owner, slab, arrived)
+        except Exception:  # no memory for its row
+            self._extents.release(owner)
+            raise
         target = self._storage.narrow(0, extent.begin, extent.length)
-        arrived = None
-        if self._side is None or self._freed is None:
+        if self._side is None or self._freed is None or arrived is None:
             target.copy_(slab.data)
         else:
-            arrived = torch.cuda.Event()
             with torch.cuda.stream(self._side):
                 # Steps that are still to run may read what stood here before.
                 self._side.wait_event(self._freed)
                 target.copy_(slab.data, non_blocking=True)
                 arrived.record(self._side)
-        self._placed[owner] = self._place(owner, slab, arrived)
+        self._placed[owner] = placed
 
     def show(self, slot: int, owner: int) -> None:
         """Let the steps launched from now on see an adapter in a slot: writes one row of the tables.

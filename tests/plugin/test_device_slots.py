@@ -80,7 +80,7 @@ def test_after_a_sleep_nothing_is_there() -> None:
     assert torch.equal(seen.a, torch.ones(2, 16))
 
 
-@pytest.mark.parametrize("step", ["show", "begin"])
+@pytest.mark.parametrize("step", ["show", "begin", "_place"])
 def test_a_slot_that_was_not_filled_can_be(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Whether it had taken its room in the arena or not."""
     layers, slab = of_slots(1), adapter(4, 1)

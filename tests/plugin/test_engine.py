@@ -98,6 +98,8 @@ async def test_a_load_is_ready_when_it_returns(site: Site) -> None:
     assert loaded.tiers == {"sql": "host"}
     assert [card["id"] for card in loaded.base_cards] == ["tiny"]
     assert (await api.activity()).max_loras == 2
+    site.worker.set_active_adapters({api.requests["sql"]}, None)
+    assert (await api.loaded()).tiers == {"sql": "gpu"}
 
 
 async def test_an_engine_that_serves_nobody_waits_for_a_load(
@@ -116,7 +118,8 @@ async def test_an_engine_that_serves_nobody_waits_for_a_load(
 async def test_a_load_that_another_one_drives_out_is_begun_anew(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It did not fail: it ended, and was gone before it could be held."""
+    """It did not fail: it ended, and was gone before it could be held. No notice says so."""
+    monkeypatch.setattr(in_process, "UNHEARD_S", 600.0)
     wait = site.worker.wait
 
     def driven_out(adapter: int, most_s: float, user: str) -> None:
@@ -166,6 +169,34 @@ async def test_who_works_beside_steps_keeps_off_their_processors(
     monkeypatch.setattr(processors, "of_steps", lambda: next(binding))
     await api.loaded()
     assert await asyncio.to_thread(seen) == (usual - bound[1] or usual)
+
+
+@pytest.mark.parametrize(("count", "named"), [(64, True), (65, False)])
+async def test_a_load_says_how_to_make_room_for_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, count: int, named: bool
+) -> None:
+    """By its priority, and by its modules unless they are too many to send and to match."""
+    asked: list[dict[str, Any]] = []
+    begin, wanted = site.worker.begin_load, record(7, Policy(priority=3))
+
+    def begun(request: LoRARequest, ask: dict[str, Any]) -> None:
+        asked.append(ask)
+        begin(request, ask)
+
+    monkeypatch.setattr(site.worker, "begin_load", begun)
+    targets = tuple(f"m{number}" for number in range(count))
+    lora = wanted.spec.lora.model_copy(update={"target_modules": targets})
+    spec = wanted.spec.model_copy(update={"lora": lora})
+    await site.api[0].load("sql", "/p", wanted.model_copy(update={"spec": spec}))
+    assert asked[0]["priority"] == 3
+    assert asked[0]["target_modules"] == ([*targets] if named else [])
+
+
+async def test_a_later_load_leaves_the_others_their_names(site: Site) -> None:
+    for number in (7, 8):
+        await site.api[0].load(f"a{number}", "/p", record(number))
+    await site.api[0].loaded()
+    assert [one["name"] for _, one in site.api[0]._resident()] == ["a7", "a8"]
 
 
 async def test_two_servers_share_a_load(site: Site) -> None:
@@ -493,6 +524,46 @@ async def test_what_a_call_that_was_lost_brought_is_given_up(site: Site) -> None
     await site.api[1].load("other", "/p", record(8))
     await api.loaded()
     assert site.worker.tiers.entries.keys() == {8}  # another server's is not this one's business
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_blank_adapter_that_nobody_wants_goes(site: Site, there: bool) -> None:
+    """It was unregistered before anything loaded it anew: its bytes and its pin are free."""
+    api, worker = site.api[0], site.worker
+    await api.load("sql", "/p", record(7, Policy(kind=PolicyKind.PINNED)))
+    with api.using(api.requests["sql"]):
+        worker._run_blank(7, MemoryError("no memory"), 0.0)
+        if not there:
+            worker.tiers.remove(7)
+        await api.loaded()
+        assert worker.blank.keys() == {7}, "a request may be running"
+    await api.unload("sql")
+    await api.loaded()
+    assert (worker.tiers.entries, worker.blank, worker.failures) == ({}, {}, {})
+    calls = len(site.calls)
+    await api.loaded()
+    assert site.calls[calls:] == ["sync"]
+
+
+async def test_a_blank_adapter_that_another_server_wants_stays(site: Site) -> None:
+    """Until that server loads it anew."""
+    for api in site.api:
+        await api.load("sql", "/p", record(7))
+    site.worker._run_blank(7, MemoryError("no memory"), 0.0)
+    await site.api[0].unload("sql")
+    assert site.worker.tiers.entries[7].users == {"api-1"}
+    assert 7 in site.worker.blank
+
+
+async def test_a_blank_adapter_of_vllms_own_stays(site: Site) -> None:
+    """A later step tries again: no look gives it up."""
+    worker, request = site.worker, LoRARequest("own", 5, "/own")
+    worker.tiers.admit(5, 3)
+    worker.tiers.hold(5, STOCK, 0)
+    worker._run_blank(5, MemoryError("no memory"), 0.0)
+    site.api[0]._models.lora_requests["own"] = request
+    await site.api[0].loaded()
+    assert ([*worker.blank], site.calls) == ([5], ["sync"])
 
 
 async def test_a_load_under_way_is_no_stray(site: Site, second: Worker) -> None:

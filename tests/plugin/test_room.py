@@ -21,7 +21,7 @@ from lora_fs.kernels.memory.extents import StorageFullError
 from lora_fs.kernels.weights.slabs import Slab
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.load import loader
+from lora_fs.worker_patch.worker.load import fits, loader
 from lora_fs.worker_patch.worker.load.alike import Alike
 from lora_fs.worker_patch.worker.load.in_place import InPlace
 from lora_fs.worker_patch.worker.load.loader import Loader
@@ -116,6 +116,7 @@ def load(manager: TieredWorkerManager, files: Files, **more: object) -> dict[str
 def test_files_of_a_wider_type_than_the_engines(make: Make, files: Files) -> None:
     """They take half in memory, and have room where their files would have none."""
     manager = worker(make, files.size_bytes * 3 // 4, torch.bfloat16)
+    assert manager._packed_bytes({"size_bytes": 1000, "dtype": "float32"}) == 500
     assert load(manager, files) == {"state": "ready", "reason": ""}
     assert manager.tiers.used_bytes <= files.size_bytes // 2
 
@@ -128,9 +129,42 @@ def test_a_pickle_is_read_for_nan(make: Make, files: Files, value: float) -> Non
     next(iter(tensors.values()))[0, 0] = value
     torch.save(tensors, weights.with_name("adapter_model.bin"))
     weights.unlink()
-    answer = load(worker(make, 2 * files.size_bytes), files, dtype="unknown")
+    manager = worker(make, 2 * files.size_bytes)
+    answer = load(manager, files, dtype="unknown")
     assert answer["state"] == ("ready" if value == 1 else "failed")
     assert ("holds NaN or Inf" in answer["reason"]) is (value != 1)
+    assert value != 1 or manager.add_adapter(LoRARequest("another", ID + 1, files.path))
+
+
+def test_an_adapter_without_weights(make: Make, files: Files) -> None:
+    """As one of vLLM's own calls may name."""
+    save_file({}, Path(files.path) / "adapter_model.safetensors")
+    assert load(worker(make, 1000), files, size_bytes=1)["reason"] == f"{files.path} holds no LoRA weights"
+
+
+def test_patterns_that_this_vllm_does_not_read(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load refuses them, also one that nobody validated."""
+    monkeypatch.setattr(fits, "reads_patterns", lambda: False)
+    config = Path(files.path) / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rank_pattern": {"q_proj": 8}}))
+    assert "ignores rank_pattern" in load(worker(make, 2 * files.size_bytes), files)["reason"]
+
+
+def test_what_was_given_up_leaves_its_room_to_the_next(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a rank of several, where no end of that load gives it back."""
+    manager, go = worker(make, 3 * files.size_bytes // 2), threading.Event()
+    manager._alone = False
+    monkeypatch.setattr(manager, "_prepare", lambda request, **how: go.wait(20))
+    assert load(manager, files, wait_s=0)["state"] == "loading"
+    assert load(manager, files, wait_s=0, id=ID + 1)["state"] == "full"
+    rpc.drop(manager, {"id": ID, "user": "api"})
+    assert load(manager, files, wait_s=0, id=ID + 1)["state"] == "loading"
+    assert [*manager.under_way] == [ID + 1]
+    go.set()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed", "no_grad"])
@@ -214,6 +248,16 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     assert entry.users == {STOCK, "api"}
     assert manager.tiers.slots.count(ID) == 1
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
+
+
+@pytest.mark.parametrize("call", ["hold", "sync"])
+def test_any_call_takes_in_a_load_that_ended(make: Make, files: Files, call: str) -> None:
+    manager = worker(make, 2 * files.size_bytes)
+    assert load(manager, files, wait_s=0)["state"] == "loading"
+    assert manager._loader.wait(ID, 60)
+    ask = {"id": ID, "user": "api", "sequence": 2, "holds": [ID], "policies": {}}
+    answer = rpc.CALLS[call](manager, ask)
+    assert answer.get("held") or [*answer["resident"]] == [str(ID)]
 
 
 def test_a_load_that_a_call_waits_for_notifies_the_other_servers_alone(

@@ -74,6 +74,16 @@ def test_a_step_loads_several(make: Make, tmp_path: Path, kernels: str) -> None:
     assert all(slot_has(manager._adapter_manager, resident(manager, number)) for number in numbers)
 
 
+def test_one_of_a_step_that_lost_its_slot(make: Make, tmp_path: Path) -> None:
+    """The next step gives it one, though nothing else of it begins."""
+    manager, numbers = worker(make, ROOM), (8, 15)
+    requests = {LoRARequest(f"a{number}", number, Files(tmp_path / f"a{number}").path) for number in numbers}
+    manager.set_active_adapters(requests, mapping(*numbers))
+    manager._adapter_manager.deactivate_adapter(15)
+    manager.set_active_adapters(requests, mapping(*numbers))
+    assert slots_of_rows(manager) == [manager.tiers.slots.index(number) for number in numbers]
+
+
 @KERNELS
 def test_a_lost_adapter_beside_others(make: Make, tmp_path: Path, kernels: str) -> None:
     """Its rows are the base model's, the others have their adapter, and no step ends."""
@@ -183,6 +193,15 @@ def test_a_request_in_place_has_the_new_weights(
     manager.set_active_adapters({in_place(again)}, mapping(ID))
     assert serves(manager, again)
     assert reads == [one.path, two.path, two.path]
+
+
+def test_a_request_in_place_beside_another(make: Make, tmp_path: Path) -> None:
+    """It has the new weights, though the step has the adapters of the last one."""
+    one, two, manager = Files(tmp_path / "one"), Files(tmp_path / "two"), worker(make, ROOM)
+    other = LoRARequest("other", ID + 1, one.path)
+    for files in (one, two):
+        manager.set_active_adapters({in_place(files), other}, mapping(ID, ID + 1))
+        assert serves(manager, files)
 
 
 def test_add_lora_reads_an_adapter_once(make: Make, tmp_path: Path, reads: list[str]) -> None:

@@ -269,8 +269,10 @@ def tiers() -> Tiers:
 
 
 def test_the_least_recently_used_goes_first(tiers: Tiers) -> None:
-    tiers.touch(1)
-    assert tiers.admit(4, 10) == [2]
+    for adapter in (2, 1):
+        tiers.touch(adapter)
+    assert tiers.admit(4, 20) == [3, 2]
+    assert tiers.counters["cpu_evictions"] == 2
 
 
 def test_with_fifo_the_first_that_came_goes_first() -> None:
@@ -289,9 +291,12 @@ def test_a_higher_priority_outlives_recent_use(tiers: Tiers) -> None:
 
 def test_what_does_not_fit_evicts_nobody(tiers: Tiers) -> None:
     tiers.hold(2, "api", 1)
+    told = r"^21 bytes do not fit: 10 of 30 are taken, by adapters that are in use, pinned or being loaded$"
     for begin in (tiers.reserve, tiers.admit):
-        with pytest.raises(NoRoom, match="21 bytes do not fit: 10 of 30 are taken"):
+        with pytest.raises(NoRoom, match=told):
             begin(4, 21)
+    with pytest.raises(NoRoom, match=r"^1 bytes do not fit: 30 of 30 are taken$"):
+        tiers.reserve(4, 1, spare=True)
     assert tiers.entries.keys() == {1, 2, 3}
 
 
@@ -383,6 +388,13 @@ def test_one_slot_stays_free_of_pins(tiers: Tiers) -> None:
     tiers.pin(1)  # again is fine
 
 
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
+def test_of_equals_the_same_stays_pinned(tiers: Tiers, order: tuple[int, ...]) -> None:
+    """Each API server names its adapters in the order in which it loaded them."""
+    tiers.prefer(dict.fromkeys(order, (0, True)))
+    assert [adapter for adapter, entry in tiers.entries.items() if entry.pinned] == [1]
+
+
 def test_many_pinned_adapters_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each ``sync``: 2,000 of them took 80 ms, in which no step ran."""
     tiers, counts = Tiers(4, 100), list[int]()
@@ -411,6 +423,9 @@ def test_hits_and_misses_are_counted_once_a_batch(tiers: Tiers) -> None:
     tiers.hold(1, "api", 1)  # it comes back to an engine that stood still meanwhile
     tiers.begin_step([1])
     assert tiers.counters["gpu_hits"] == 2
+    tiers.hold(99, "api", 2)
+    tiers.hold(98, "api", 3)
+    assert (tiers.counters["cpu_misses"], tiers.counters["cpu_hits"]) == (2, 1)
 
 
 def test_an_adapter_goes_when_its_last_user_drops_it(tiers: Tiers) -> None:
@@ -422,6 +437,14 @@ def test_an_adapter_goes_when_its_last_user_drops_it(tiers: Tiers) -> None:
 def test_what_is_not_there_needs_no_drop(tiers: Tiers) -> None:
     """A user may give up what was evicted meanwhile, or never came: there is nothing to remove."""
     assert not tiers.drop(99, "api")
+
+
+def test_a_removal_leaves_a_load_under_way_its_room(tiers: Tiers) -> None:
+    """As one of vLLM's own calls: the load goes on, and its end gives the room back."""
+    tiers.remove(3)
+    tiers.reserve(4, 10)
+    tiers.remove(4)
+    assert tiers.free_bytes == 0
 
 
 def test_what_is_free_counts_loads_under_way(tiers: Tiers) -> None:

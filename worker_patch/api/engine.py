@@ -3,9 +3,8 @@
 The engine's name identifies a load of this server. Integer ids are the records', so that two
 API servers of one engine name the same adapter alike. The worker *holds* an
 adapter with requests in flight, for ``LINGER_S`` longer than the last of them. So a busy one costs no calls.
-An engine that serves nobody waits for a load, so that nothing takes the interpreter from it.
-
-An adapter is loaded when every worker of every engine has it. If only some have it, they drop it.
+An engine that serves nobody waits for a load, so that nothing takes the interpreter from it. An adapter is
+loaded when every worker of every engine has it. If only some have it, they drop it.
 """
 
 from __future__ import annotations
@@ -188,9 +187,10 @@ class InProcess:
     async def _give_up_strays(self) -> None:
         """Want no more what a worker keeps for this server, and nobody here knows of.
 
-        Another worker lost it, or the call that gave it up did not come through.
+        A worker lost it or ran it blank, or the call that gave it up did not come through.
         """
         kept = {adapter for adapter, one in self._resident() if self._user in one["users"]}
+        kept.update(int(adapter) for worker in self.seen for adapter in worker["blank"])
         for adapter in kept - self._known():
             if adapter not in self._known():  # nor since the last call
                 with suppress(EngineUnavailable):
@@ -203,8 +203,8 @@ class InProcess:
 
     def _known(self) -> set[int]:
         """The adapters that somebody here wants or uses."""
-        wanted = {request.lora_int_id for request in self.requests.values()}
-        return wanted.union(self._loading, self._in_flight)
+        requests = (*self.requests.values(), *self._models.lora_requests.static.values())
+        return {request.lora_int_id for request in requests}.union(self._loading, self._in_flight)
 
     async def unload(self, name: str) -> None:
         request = self.requests.pop(name, None)

@@ -274,6 +274,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
 
     def remove(self, adapter: int) -> None:
         """Remove an adapter from slot and host tier, and give its memory back to the system."""
+        self.forget_blank(adapter)
         self.remove_adapter(adapter)
         self.named.pop(adapter, None)
         self._loader.later(self._give_back)

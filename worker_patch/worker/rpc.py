@@ -55,7 +55,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         manager.named[adapter] = ask["name"]
         manager.bring(adapter)
         return {"state": "ready", "reason": ""}
-    if adapter in manager.failures and not manager.loading(adapter):
+    if adapter in manager.failures:
         return {"state": "failed", "reason": manager.failures[adapter]}
     load = manager.under_way.get(adapter)
     if load is None:  # it ended, and was gone before it could be held: the next call begins it anew
@@ -82,6 +82,8 @@ def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     gone = manager.tiers.drop(ask["id"], ask["user"])
     if gone:
         manager.remove(ask["id"])
+    elif ask["id"] not in manager.tiers.entries:
+        manager.forget_blank(ask["id"])
     return {"gone": gone}
 
 

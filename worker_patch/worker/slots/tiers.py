@@ -30,7 +30,7 @@ class Entry:
 
     Attributes:
         holders: holder → the sequence number of its hold: who has requests for it.
-        users: who else may ask for it without a load; when the last one drops it, it goes.
+        users: who may ask for it without a load, each holder too; when the last one drops it, it goes.
         used: a tick; the least recently used goes first, among equals of ``priority``.
         came: ticks of when it came to the host tier, to the device and to its slot: with FIFO they decide.
     """
@@ -152,10 +152,9 @@ class Tiers:
             raise NoRoom(f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken{by}")
 
     def remove(self, adapter: int) -> None:
-        """Forget an adapter, where it is and its reservation, whoever uses it."""
+        """Forget an adapter and where it is, whoever uses it; what a load of it reserved stays reserved."""
         self._counted -= {adapter}
         self._leave(adapter)
-        self.cancel(adapter)
         self.entries.pop(adapter, None)
 
     def _leave(self, adapter: int) -> None:
@@ -199,7 +198,7 @@ class Tiers:
             return False
         entry.holders.pop(user, None)
         entry.users.discard(user)
-        return not entry.users and not entry.holders
+        return not entry.users
 
     def goes_on(self, adapters: Collection[int]) -> bool:
         """Whether a step with these begins nothing: the last one had the same, and nobody held them since."""
@@ -230,11 +229,14 @@ class Tiers:
         self.entries[adapter].pinned = True
 
     def prefer(self, policies: Mapping[int, tuple[int, bool]]) -> None:
-        """Keep these so from now on: id → priority, and whether pinned; the greatest ones first."""
+        """Keep these so from now on: id → priority, and whether pinned.
+
+        If too many are, the greatest stay pinned, of equals the lowest ids: the same for every API server.
+        """
         known = {adapter: policy for adapter, policy in policies.items() if adapter in self.entries}
         for adapter, (priority, _) in known.items():
             self.entries[adapter].priority, self.entries[adapter].pinned = priority, False
-        pinned = sorted((one for one in known if known[one][1]), key=lambda one: -known[one][0])
+        pinned = sorted((one for one in known if known[one][1]), key=lambda one: (-known[one][0], one))
         for adapter in pinned[: max(0, self._pins_left())]:
             self.entries[adapter].pinned = True
 
