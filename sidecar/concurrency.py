@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
@@ -33,7 +33,7 @@ class Daemons(Executor):
     def __init__(self, most: int, name: str, kept_s: float = KEPT_S) -> None:
         self._most, self._name, self._kept_s = most, name, kept_s
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._waiting: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
         self._threads = self._idle = 0
 
     def submit(
@@ -41,20 +41,24 @@ class Daemons(Executor):
     ) -> Future[Result]:
         """Begin ``call`` as soon as a thread is free. Who cancels it before then has it not begun."""
         future: Future[Result] = Future()
+        future.add_done_callback(self._forget)
         with self._changed:
-            # Keeps nothing of callers that gave up while all threads hang.
-            self._waiting = deque(one for one in self._waiting if not one[0].cancelled())
             # A notified thread that has not woken is still idle, and its call still waits.
             if len(self._waiting) >= self._idle and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
-            self._waiting.append((future, partial(call, *args, **options)))
+            self._waiting[future] = partial(call, *args, **options)
             self._changed.notify()
         return future
 
     async def run(self, call: Callable[[], Result]) -> Result:
         """Wait for ``call``, with the caller's context. A cancelled caller leaves it running."""
         return await asyncio.wrap_future(self.submit(copy_context().run, call))
+
+    def _forget(self, ended: Future[Any]) -> None:
+        """Keep nothing of a caller that gave up, also while all threads hang."""
+        with self._changed:
+            self._waiting.pop(ended, None)
 
     def _work(self) -> None:
         while True:
@@ -65,7 +69,7 @@ class Daemons(Executor):
                 if not has_work:
                     self._threads -= 1
                     return
-                future, call = self._waiting.popleft()
+                future, call = self._waiting.popitem(last=False)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())

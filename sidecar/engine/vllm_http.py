@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import aiohttp
+import anyio.to_thread
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -126,7 +127,7 @@ class VllmHttp:
         return read_activity(metrics).max_loras
 
     async def activity(self) -> Activity:
-        return read_activity(await self._metrics())
+        return await anyio.to_thread.run_sync(read_activity, await self._metrics())
 
     async def _metrics(self) -> str:
         """Its metrics' text, empty if it has no such route."""

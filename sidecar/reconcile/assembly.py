@@ -24,7 +24,7 @@ from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, chec
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.placement import Part, homes_of, part_of
+from lora_fs.sidecar.reconcile.placement import Homes, Part, homes_of
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.residents.probe import GivesLogprobs
@@ -221,13 +221,14 @@ def _assemble(
     peers = None
     if settings.placement == "homes":
         peers = Peers(registry.layout, settings.replica_id, model, settings.serves())
+    own = Homes(settings.replica_id)
 
     def part(served: Served) -> Part:
         assert peers is not None
         if not peers.is_known:
             return Part.KEEPER
         plain, homes = served.name.partition("@")[0], homes_of(served.record.spec.labels, settings.homes)
-        return part_of(settings.replica_id, plain, homes, peers.living)
+        return own.part(plain, homes, peers.living)
 
     limits = Limits(
         default,

@@ -1,4 +1,4 @@
-"""Which replicas load eager and pinned adapters, if not all do. Pure.
+"""Which replicas load eager and pinned adapters, if not all do. No I/O.
 
 An adapter's homes are the first of its own order of the living replicas. Every replica and gateway computes
 the same order. A replica that comes or goes moves only what it is a home of. Nothing leaves before it has
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -16,6 +17,7 @@ from lora_fs.sidecar.model import Policy, PolicyKind
 
 LABEL: Final = "replicas"  # of an adapter: how many homes it has
 MOST: Final = 10_000
+KEPT: Final = 65_536  # adapters whose homes a replica remembers
 
 
 class Part(StrEnum):
@@ -38,17 +40,37 @@ def rendezvous(adapter: str, names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (_weight(key, name), name), reverse=True)
 
 
-def part_of(own: str, adapter: str, homes: int, living: Mapping[str, Collection[str]]) -> Part:
-    """Return what the replica ``own`` is to ``adapter``.
+class Homes:
+    """What the replica ``own`` is to each adapter.
 
-    Args:
-        homes: how many there should be, 1 or more.
-        living: the other replicas that can serve, and the adapters that each has loaded.
+    A pass asks for every eager adapter, so this remembers their homes for as long as the same replicas live.
     """
-    first = rendezvous(adapter, {own, *living})[:homes]
-    if own in first:
-        return Part.HOME
-    return Part.OTHER if all(adapter in living[one] for one in first) else Part.KEEPER
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._living: Mapping[str, Collection[str]] = {}
+        self._follow(frozenset((own,)))
+
+    def part(self, adapter: str, homes: int, living: Mapping[str, Collection[str]]) -> Part:
+        """Return what the replica is to ``adapter``.
+
+        Args:
+            homes: how many there should be, 1 or more.
+            living: the other replicas that can serve, and the adapters that each has loaded. The caller makes
+                another mapping for another state.
+        """
+        if living is not self._living:
+            self._living = living
+            if (names := frozenset((self._own, *living))) != self._names:
+                self._follow(names)
+        first = self._first(adapter, homes)
+        if self._own in first:
+            return Part.HOME
+        return Part.OTHER if all(adapter in living[one] for one in first) else Part.KEEPER
+
+    def _follow(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._first = lru_cache(KEPT)(lambda adapter, homes: rendezvous(adapter, names)[:homes])
 
 
 def homes_of(labels: Mapping[str, str], default: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import TypeVar
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
@@ -208,14 +209,18 @@ class _Shares:
             has = self._has[tenant] + max(change, 0)
             return change * has / self._weights.get(tenant, 1)
 
+        turns = [(share(tenant), at, tenant) for at, tenant in enumerate(queues)]
+        heapify(turns)
         for _ in range(count):
-            if not queues:
+            if not turns:
                 return
-            tenant = min(queues, key=share)
+            _, at, tenant = turns[0]
             self._has[tenant] += change
             yield queues[tenant].popleft()
-            if not queues[tenant]:
-                del queues[tenant]
+            if queues[tenant]:
+                heapreplace(turns, (share(tenant), at, tenant))
+            else:
+                heappop(turns)
 
     def _tenant(self, entry: Resident | Absent) -> str:
         return entry.tenant if self._weights else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
 SWEEP_S = 1.0  # a pass waits so long for the stage folder, which another process may hold, or its disk
+SWEEP_SHARE = 50  # a sweep, which looks at every copy, takes at most 1/50 of the time; passes may come faster
 GATHER_S = 0.15  # a burst of changes is one pass, after the list is published; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
@@ -95,15 +97,17 @@ class Reconciler:
         passes: Durations,
         on_decided: Callable[[], None],
         after_pass: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replica_id, self._names, self._volume, self._engine = replica_id, names, volume, engine
         self._stager, self._residents, self._limits, self.passes = stager, residents, limits, passes
-        self._on_decided, self._after_pass = on_decided, after_pass
+        self._on_decided, self._after_pass, self._clock = on_decided, after_pass, clock
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
         self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
         self._sweeper = Daemons(1, "lora-fs-sweep")
         self._sweeping: asyncio.Task[None] | None = None
+        self._sweep_at = clock()
         self._subjects = Subjects(names, residents, stager, limits.max_loaded, limits.part_of)
         self.decided = False
         self.foreign = Foreign()
@@ -197,9 +201,16 @@ class Reconciler:
                 self._sweeping.cancel()
 
     async def _sweep(self) -> None:
-        """Sweep the stage folder, unless the last time goes on yet."""
-        if self._sweeping is None or self._sweeping.done():
-            sweep = partial(self._stager.sweep, self._names.copies())
+        """Sweep the stage folder, unless the last time goes on yet, or took long and ended just now."""
+
+        def sweep() -> None:
+            began = self._clock()
+            self._stager.sweep(copies)
+            now = self._clock()
+            self._sweep_at = now + min(SWEEP_SHARE * (now - began), self._limits.resync_s)
+
+        if self._clock() >= self._sweep_at and (self._sweeping is None or self._sweeping.done()):
+            copies = self._names.copies()
             self._sweeping = asyncio.create_task(self._sweeper.run(sweep), name="sweep")
             await asyncio.wait({self._sweeping}, timeout=SWEEP_S)
             if self._sweeping.done():

@@ -82,6 +82,7 @@ class Replica:
             Durations(clock),
             self._decided,
             self._passed,
+            clock,
         )
         read, look, default = self._loop.read_engine, self._loop.resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)

@@ -14,7 +14,7 @@ import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile.stage.cache import Copies
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Copies
 from lora_fs.sidecar.reconcile.stage.counting import StageFull
 from tests.reconcile.test_plan import RECORD
 
@@ -83,6 +83,22 @@ def test_a_copy_costs_as_many_calls_whatever_lies_beside_it(process: Callable[..
             make(ours, record(number))
         seen.append(sum(counted.values()))
     assert seen[-1] == seen[1]
+
+
+def test_nothing_is_kept_of_what_others_removed(process: Callable[..., Process]) -> None:
+    """Of two processes either may remove a copy that nobody uses, whoever made it."""
+    ours, theirs = process(), process()
+    for number in range(3):
+        make(ours, record(number))
+    ours.use(())
+    theirs.sweep()
+    theirs.max_bytes = SIZE  # so that its next copy takes the room of all of these
+    for path in theirs._unused_since:
+        theirs._unused_since[path] -= GRACE_S
+    make(theirs, record(3))
+    ours.sweep()
+    kept = (ours._copies, set(ours._unused_since), ours._known, set(map(str, ours._verified)))
+    assert kept == ({ours.path(record(3))}, {ours.path(record(3))}, set(), set())
 
 
 def test_what_another_process_adds_is_seen_at_once(process: Callable[..., Process]) -> None:

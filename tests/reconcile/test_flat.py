@@ -23,6 +23,7 @@ from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.fuzz.test_hostile_folders import swapped_at_open
 from tests.registry.conftest import Clock, write_adapter
+from tests.registry.test_growth import calls_of
 from tests.registry.test_view import names
 
 SCOPE = Scope("default", "tiny")
@@ -99,6 +100,19 @@ def test_a_store_is_served_as_it_lies_there(site: Site) -> None:
     assert sorted(os.walk(site.store)) == before
     assert {record.generation for record in site.view.desired.records.values()} == {1}
     assert {record.origin for record in site.view.desired.records.values()} == {"import"}
+
+
+def test_a_report_costs_the_same_however_many_folders_are_refused(site: Site) -> None:
+    """Each probe of readiness asks for it, on the event loop. It names the first 20."""
+    flat, counts = site.replicas[0], []
+    for number in range(80):
+        (site.store / f"a{number:02d}").mkdir()
+        (site.store / f"a{number:02d}/adapter_config.json").write_text("{}")
+        if number + 1 in (40, 80):
+            site.rounds()
+            counts.append(calls_of(flat.conditions))
+    assert [f"/a{number:02d}: " in told for number, told in enumerate(flat.conditions())] == [True] * 20
+    assert counts[0] == counts[1], counts
 
 
 def test_a_folder_that_is_being_written_waits(site: Site) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
-from lora_fs.sidecar.reconcile.placement import Part, homes_of, part_of, policy_there, rendezvous
+from lora_fs.sidecar.reconcile import placement
+from lora_fs.sidecar.reconcile.placement import Homes, Part, homes_of, policy_there, rendezvous
 from tests.reconcile.conftest import Rig
 
 NAMES = st.sets(st.sampled_from([f"r{number}" for number in range(8)]), min_size=1)
@@ -22,7 +23,7 @@ FIRM = (PolicyKind.EAGER, PolicyKind.PINNED)
 def parts(fleet: dict[str, set[str]], adapter: str, homes: int) -> dict[str, Part]:
     """What each replica is to an adapter, as each computes it for itself."""
     return {
-        own: part_of(own, adapter, homes, {name: held for name, held in fleet.items() if name != own})
+        own: Homes(own).part(adapter, homes, {name: held for name, held in fleet.items() if name != own})
         for own in fleet
     }
 
@@ -34,6 +35,31 @@ def test_all_replicas_agree_on_the_homes(names: set[str], adapter: str, homes: i
     chosen = {name for name, part in found.items() if part is Part.HOME}
     assert chosen == set(rendezvous(adapter, names)[:homes])
     assert len(chosen) == min(homes, len(names))
+
+
+@given(st.lists(NAMES, min_size=1), st.integers(1, 3))
+def test_a_replica_remembers_no_homes_of_another_fleet(fleets: list[set[str]], homes: int) -> None:
+    """Whoever comes and goes, it is what a replica is that knew none of the fleets before."""
+    own = Homes("own")
+    for names in fleets:
+        living = {name: {"a1"} for name in names}
+        for adapter in ADAPTERS:
+            assert own.part(adapter, homes, living) is Homes("own").part(adapter, homes, living)
+
+
+def test_a_fleet_is_ordered_once_for_each_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass asks for every eager adapter, and each look at the fleet makes another mapping."""
+    own, ordered = Homes("own"), []
+
+    def order(adapter: str, names: frozenset[str]) -> list[str]:
+        ordered.append(adapter)
+        return sorted(names)
+
+    monkeypatch.setattr(placement, "rendezvous", order)
+    for fleet in ({"r0"}, {"r0"}, {"r0", "r1"}):
+        for adapter in ("a0", "a1", "a0"):
+            own.part(adapter, 1, {name: set[str]() for name in fleet})
+    assert ordered == ["a0", "a1"] * 2
 
 
 def test_the_order_is_the_same_in_every_version() -> None:

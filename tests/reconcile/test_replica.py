@@ -29,10 +29,12 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record, public_of, tells_bytes
 from lora_fs.sidecar.reconcile import reconciler
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.routes import observe
 from tests.reconcile.conftest import FakeEngine, Rig
+from tests.reconcile.test_worker import until
 
 pytestmark = pytest.mark.anyio
 
@@ -172,6 +174,20 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     await rig.settle()
     assert rig.engine.public() == {"sticky"}
     assert set(rig.replica.notable()[0]) == {"sticky"}
+
+
+async def test_an_earlier_revision_of_a_pinned_adapter_is_lazy(make_rig: MakeRig) -> None:
+    """A request for ``a@v1`` loads it beside the pinned ``a``, and it leaves when nobody asks any more."""
+    rig = make_rig()
+    for revision in ("v1", "v2"):
+        rig.volume.put("a", revision, policy=PINNED)
+    await rig.settle()
+    await use(rig, "a@v1")
+    await rig.settle()
+    assert rig.engine.public() == {"a", "a@v1"}
+    rig.clock.now += 24 * 3600
+    await rig.settle()
+    assert rig.engine.public() == {"a"}
 
 
 @pytest.mark.parametrize("has_metrics", [True, False])
@@ -702,6 +718,46 @@ async def test_an_adapter_that_is_asked_for_again_and_again_gives_way(make_rig: 
     await asyncio.wait_for(served.wait(), 5)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_pinned_adapter_gives_no_way(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for it goes on at once while another waits for a place."""
+    monkeypatch.setattr(eviction, "GIVE_WAY_S", 600.0)
+    rig = make_rig(max_loaded=2)
+    rig.volume.put("pinned", policy=PINNED)
+    for name in "ab":
+        rig.volume.put(name)
+    await rig.settle()
+    async with rig.replica.hold("a", 5):
+        waits = asyncio.create_task(use(rig, "b"))
+        await until(lambda: bool(rig.replica._room._wanted))
+        await asyncio.wait_for(use(rig, "pinned"), 5)
+        assert not waits.done()
+    await asyncio.wait_for(waits, 5)
+
+
+async def test_a_request_that_gave_way_goes_on_when_nobody_waits(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of the request that waited left."""
+    monkeypatch.setattr(eviction, "GIVE_WAY_S", 600.0)
+    monkeypatch.setattr(eviction, "PATIENCE_S", 0.01)
+    rig = make_rig(max_loaded=2)
+    for name in "abc":
+        rig.volume.put(name)
+    await rig.settle()
+    for name in "ab":
+        await use(rig, name)
+        rig.clock.now += 1
+    rig.engine.stuck = {"a"}
+    waits = asyncio.create_task(use(rig, "c"))
+    await until(lambda: rig.engine.unloads == ["a"])
+    gives_way = asyncio.create_task(use(rig, "b"))
+    await asyncio.sleep(0)
+    assert not gives_way.done()
+    waits.cancel()
+    await asyncio.wait_for(gives_way, 5)
+    rig.engine.unstick.set()
 
 
 async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> None:

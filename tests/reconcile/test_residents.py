@@ -35,6 +35,15 @@ async def test_what_the_engine_lost_it_lost_under_every_name(make_rig: MakeRig) 
     assert set(rig.replica._residents.paths) == {rig.engine.name("other")}
 
 
+async def test_what_an_engine_may_have_counts_once(make_rig: MakeRig) -> None:
+    """What it holds, what it unloads, and loads whose answers did not come: one may be all three."""
+    residents = make_rig().replica._residents
+    residents.paths = {"a": "/1", "b": "/2"}
+    residents._under_unload = {"b": ("/2", None), "c": ("/3", None), "d": ("/4", None)}
+    residents._doubtful = {"b": "/2", "c": "/3", "e": "/5"}
+    assert [residents._count(but) for but in (None, *"abcdef")] == [5, 4, 4, 4, 4, 4, 5]
+
+
 async def test_a_load_that_has_just_ended_is_not_joined(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 
 from lora_fs.sidecar.concurrency import AllTaken, Daemons, Threads
+from tests.registry.test_growth import calls_of
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +120,7 @@ async def test_who_gives_up_before_it_begins(hang: threading.Event) -> None:
 
 
 def test_nothing_is_kept_of_those_that_gave_up(hang: threading.Event) -> None:
-    """However many they were while all threads hang: at the most the last one's call."""
+    """However many they were while all threads hang."""
     pool, hangs = Daemons(1, "pool"), threading.Event()
 
     def call() -> None:
@@ -131,10 +132,18 @@ def test_nothing_is_kept_of_those_that_gave_up(hang: threading.Event) -> None:
     for _ in range(100):
         given_up = pool.submit(print)
         assert given_up.cancel()
+    assert not pool._waiting
     last = pool.submit(lambda: "done")
-    assert len(pool._waiting) == 1
     hang.set()
     assert last.result(BOUND_S) == "done"
+
+
+def test_one_more_call_costs_the_same_however_many_wait(hang: threading.Event) -> None:
+    """All threads hang meanwhile, as those of a volume that does not answer."""
+    pool = Daemons(1, "pool")
+    pool.submit(hang.wait, BOUND_S)
+    counts = [calls_of(lambda: pool.submit(print)) for _ in range(100)]
+    assert counts[99] == counts[9], counts
 
 
 async def test_an_idle_thread_does_the_next_call() -> None:

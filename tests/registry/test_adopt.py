@@ -541,6 +541,38 @@ def test_many_folders_do_not_hide_other_changes(
     assert 2 <= steps <= 5
 
 
+def test_looks_grow_with_the_folders_and_not_with_their_square(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose time is used up looks at no further folder that waits."""
+    look, register = artifacts.look, ingest.register
+    looks: list[Any] = []
+
+    def counted(*folder: Any) -> object:
+        looks.append(folder)
+        return look(*folder)
+
+    def slow(*args: Any, **kwargs: Any) -> object:
+        site.clock.now += 2 * adopt.ADOPTING_S
+        return register(*args, **kwargs)
+
+    monkeypatch.setattr(adopt, "ADOPTING_S", 1 / 1024)  # no look at all folders comes between
+    monkeypatch.setattr(artifacts, "look", counted)
+    monkeypatch.setattr(ingest, "register", slow)
+
+    def looks_at(count: int, revision: str) -> int:
+        for number in range(count):
+            write_adapter(site.at(revision, f"{revision}-{number:02d}"))
+        adopted = len(site.step()) + count
+        site.clock.now += SETTLE_S
+        looks.clear()
+        while len(site.step()) < adopted:
+            pass
+        return len(looks)
+
+    assert looks_at(40, "v2") < 2.2 * looks_at(20, "v1")
+
+
 def test_natural_order() -> None:
     """v10 comes after v9."""
     assert natural_order("v10") > natural_order("v9")
@@ -591,8 +623,10 @@ def test_a_listing_that_lies_withdraws_nothing(site: Site, monkeypatch: pytest.M
         assert site.step(1) == {"dropped": "v1"}
         assert not site.adopter.waiting()
     monkeypatch.undo()
+    site.step(1)
     shutil.rmtree(site.folder)
     site.step(1)
+    assert site.adopter.waiting()  # it was seen, so it is missing once, and is looked for soon
     assert site.step(1) == {}
 
 

@@ -18,6 +18,7 @@ from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.store import writer
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from tests.registry.conftest import MakeAdapter
@@ -95,6 +96,17 @@ def test_seeing_a_change_costs_the_same_however_many_came_before(
         put(registry, SCOPE, source, name=f"a{number:02d}")
         counts.append(calls_of(view.refresh))
     assert counts[31] <= 1.1 * counts[3], counts
+
+
+def test_a_writer_remembers_so_many_folders(
+    tmp_path: Path, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer's next revision has a folder of its own, each time."""
+    monkeypatch.setattr(writer, "SYNCED", 3)
+    registry = Registry(tmp_path / "root", create=True)
+    for number in range(4):
+        put(registry, SCOPE, make_adapter(seed=number))
+    assert registry._sync_once.cache_info().currsize == 3
 
 
 def test_a_count_of_a_namespace_lists_each_folder_once(

@@ -222,22 +222,20 @@ class EngineState:
         """Names that the engine may still list as before; held until its answer is noted."""
         return self.locks.watched()
 
-    def _names(self) -> set[str]:
-        """Our adapters that the engine has, or may have."""
-        return {*self.paths, *self._under_unload, *self._doubtful}
+    def _count(self, but: str | None = None) -> int:
+        """How many of our adapters the engine has, or may have. It lists none of them: each request asks."""
+        leaving = {name for name in (*self._under_unload, *self._doubtful) if name not in self.paths}
+        return len(self.paths) - (but in self.paths) + len(leaving - {but})
 
     def may_reread(self, name: str) -> bool:
         """Whether the engine may read ``name``'s copy again while it serves: it is not sure to keep it."""
         if not self._engine.rereads:
             return False
-        return self.limit is None or not self._memory.surely_keeps(name, self._beside(name), self.limit)
+        return self.limit is None or not self._memory.surely_keeps(name, self._count(name), self.limit)
 
     def may_be_dropped(self, name: str) -> bool:
         """Whether the engine may have dropped ``name`` even if it computed each request that ended."""
-        return self.limit is not None and not self._memory.likely_keeps(name, self._beside(name), self.limit)
-
-    def _beside(self, name: str) -> int:
-        return len(self._names() - {name})
+        return self.limit is not None and not self._memory.likely_keeps(name, self._count(name), self.limit)
 
     def forget(self, name: str) -> None:
         """The engine does not have ``name`` after all, nor these bytes under another."""

@@ -262,7 +262,7 @@ class Residents(EngineState):
         return "its load is about to begin; if this lasts, look at the engine's state"
 
     def _is_full(self) -> bool:
-        return self.limit is not None and len(self._names()) + self._taken >= self.limit
+        return self.limit is not None and self._count() + self._taken >= self.limit
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
         """Load ``path`` under the name of its bytes, beside others that the public name had."""

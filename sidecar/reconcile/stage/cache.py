@@ -294,6 +294,7 @@ class Copies:
             unused = {path for path in there if not self._lock.in_use(path)}
             self._unused_since = {path: self._unused_since.get(path, now) for path in unused}
             self._known = {path for path in self._known if path in there or self._lock.in_use(path)}
+            self._verified = {copy: seen for copy, seen in self._verified.items() if str(copy) in there}
 
     def _remove(self, path: str) -> int:
         """Remove a copy that no process uses; the bytes it took. It does not soon try one in use again."""

@@ -2,7 +2,7 @@
 
 Each addition begins another generation of the folder, so that the other processes look again. A removal
 begins none: a process that misses it knows too many bytes, and looks again before it acts on a lack of room.
-The sweep after each pass looks in any case. It finds what a person added.
+The sweep looks in any case. It finds what a person added.
 """
 
 from __future__ import annotations

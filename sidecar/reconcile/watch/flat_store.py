@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from heapq import nsmallest
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
@@ -63,6 +64,7 @@ class FlatStore:
         self._expectation, self.settle_s, self._refresh_s = expectation, settle_s, refresh_s
         self._writer, self._desired, self._changed, self._clock = writer, desired, changed, clock
         self._candidates = Candidates[Path]()
+        self._refused: list[str] = []  # the first ones, as of the last look
         self._gone_once: set[str] = set()
         self._unneeded_once: set[str] = set()
         self._problem: str | None = None
@@ -79,8 +81,7 @@ class FlatStore:
     def conditions(self) -> tuple[str, ...]:
         """The store's faults, for people."""
         found = [f"FlatStore: {self._problem}"] if self._problem is not None else []
-        refused = sorted(self._candidates.refusals().items())[:TOLD]
-        return (*found, *(f"NotAdopted: {folder}: {why}" for folder, why in refused))
+        return (*found, *self._refused)
 
     def _watch(self) -> None:
         while not self._stop.is_set():
@@ -101,6 +102,13 @@ class FlatStore:
         Raises:
             LoraFsError: the store or the registry is unreadable; this withdrew nothing.
         """
+        try:
+            return self._look()
+        finally:  # in this thread: probes ask for it on the event loop, time and again
+            refused = nsmallest(TOLD, self._candidates.refusals().items())
+            self._refused = [f"NotAdopted: {folder}: {why}" for folder, why in refused]
+
+    def _look(self) -> bool:
         if not self._registry.is_known:
             return False
         try:

@@ -272,11 +272,14 @@ class Volume:
         if desired.listings is self._subscribed_for:
             return
         self._subscribed_for = desired.listings
-        wanted = [layout.root]
-        for scope, listing in desired.listings.items():
-            wanted += [layout.root / scope.namespace, layout.scope(scope)]
-            wanted += [layout.revision(scope, revision) for revision in listing.revisions]
-        folders = dict.fromkeys(wanted[:MOST_WATCHED])
+
+        def wanted() -> Iterator[Path]:
+            yield layout.root
+            for scope, listing in desired.listings.items():
+                yield from (layout.root / scope.namespace, layout.scope(scope))
+                yield from (layout.revision(scope, revision) for revision in listing.revisions)
+
+        folders = dict.fromkeys(islice(wanted(), MOST_WATCHED))
         for folder in self._watches.keys() - folders.keys():
             with suppress(OSError, KeyError):
                 observer.unschedule(self._watches.pop(folder))

@@ -126,7 +126,8 @@ class Adopter:
                 if key not in self._candidates:
                     changed |= self._consider(key, desired)
         for key in dict.fromkeys([*settling, *dropped]):
-            changed |= self._consider(key, desired)
+            if key not in self._candidates or self.adopting_s <= ADOPTING_S:
+                changed |= self._consider(key, desired)
         changed |= self._withdrawals.step(listed, self._seen)
         self._seen |= listed
         return changed

@@ -12,7 +12,7 @@ import datetime
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
 
 LEASE_WAIT_S = 0.25
+SYNCED = 1024  # folders that a writer knows to survive a power loss: each next revision may have one
 _OF_ONE_WRITE = {"undone"}  # fields that the next generation does not take over
 Change = Callable[[Body | None], dict[str, Any] | None]  # from the newest body to fields of the next one
 RACES = 8  # lost in a row before the caller gets ``Conflict``; each means that another writer won
@@ -65,7 +66,7 @@ class Registry(Reader):
                 raise
         super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
-        self._sync_once = cache(lambda folder: atomic.sync_names(folder.parent))
+        self._sync_once = lru_cache(SYNCED)(lambda folder: atomic.sync_names(folder.parent))
         self._announcer = Announcer(self.layout)
         self.accounts = Accounts(self)
 
