@@ -57,7 +57,7 @@ def test_what_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PIN_MEMORY", True)
     monkeypatch.setattr(WorkerBase, hooks.RPC, None, raising=False)
     monkeypatch.setattr(hooks, "_choose_wrapper", lambda: None)
-    monkeypatch.setattr(PEFTHelper, "_match_pattern", None)
+    monkeypatch.setattr(PEFTHelper, "_match_pattern", None, raising=False)
     hooks.install()
     assert [module.LRUCacheWorkerLoRAManager for module in named] == [TieredWorkerManager] * 2
     assert [lora_model.PIN_MEMORY, model_manager.PIN_MEMORY] == [False, False]
