@@ -73,8 +73,15 @@ def create_gateway(
     watch = Watch(router, discovery, clock, headers=headers, token=token, model=model)
     metrics = Metrics(router, watch)
     sites = Sites(allowed_hosts)
-    limits = {"hold_timeout_s": hold_timeout_s, "idle_timeout_s": idle_timeout_s}
-    hop = Hop(router, watch, metrics, clock, sites=sites, **limits)
+    hop = Hop(
+        router,
+        watch,
+        metrics,
+        clock,
+        sites=sites,
+        hold_timeout_s=hold_timeout_s,
+        idle_timeout_s=idle_timeout_s,
+    )
     asking = Asking(watch, hold_timeout_s=hold_timeout_s)
     every = Broadcast(asking, sites)
 

@@ -58,7 +58,7 @@ class Given:
         """
         found: dict[str, str | None] = dict.fromkeys(self._urls)
         whys = await asyncio.gather(*(name.look() for name in self._names.values()))
-        if all(whys) and whys and not found:
+        if whys and all(whys) and not found:
             raise TemporaryError("; ".join(filter(None, whys)))
         for (one, name), why in zip(self._names.items(), whys, strict=True):
             for url in name.urls:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,19 +202,19 @@ class Reconciler:
 
     async def _sweep(self) -> None:
         """Sweep the stage folder, unless the last time goes on yet, or took long and ended just now."""
-
-        def sweep() -> None:
-            began = self._clock()
-            self._stager.sweep(copies)
-            now = self._clock()
-            self._sweep_at = now + min(SWEEP_SHARE * (now - began), self._limits.resync_s)
-
         if self._clock() >= self._sweep_at and (self._sweeping is None or self._sweeping.done()):
-            copies = self._names.copies()
+            sweep = partial(self._sweep_now, self._names.copies())
             self._sweeping = asyncio.create_task(self._sweeper.run(sweep), name="sweep")
             await asyncio.wait({self._sweeping}, timeout=SWEEP_S)
             if self._sweeping.done():
                 self._sweeping.result()
+
+    def _sweep_now(self, registered: Container[str]) -> None:
+        """Sweep, and say when the next sweep is due. Blocks."""
+        began = self._clock()
+        self._stager.sweep(registered)
+        now = self._clock()
+        self._sweep_at = now + min(SWEEP_SHARE * (now - began), self._limits.resync_s)
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:

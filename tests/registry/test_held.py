@@ -103,6 +103,20 @@ def test_a_folder_behind_a_link_is_refused(
         pass
 
 
+def test_a_close_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was wanted of a source is read by then."""
+    (tmp_path / "a1").mkdir()
+    close = os.close
+
+    def failing(handle: int) -> None:
+        close(handle)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", failing)
+    with Held.opened(tmp_path / "a1", "a1", follow=False):
+        pass
+
+
 def test_a_link_to_its_own_place_is_registered(registry: Registry, scope: Scope, tmp_path: Path) -> None:
     """A folder in its place is registered there, too, where the caller names it by a link elsewhere."""
     home = write_adapter(registry.layout.artifact(AdapterKey(*scope, "v1", "a1")))

@@ -67,8 +67,7 @@ def entered(start: str | Path, *names: str) -> Iterator[int]:
             os.close(passed)
         yield handle
     finally:
-        with suppress(OSError):
-            os.close(handle)
+        atomic.close(handle)
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def opened(folder: Path) -> Iterator[int]:
     with ExitStack() as stack:
         try:
             handle = os.open(folder, _FOLDER | os.O_NOFOLLOW)
-            stack.callback(os.close, handle)
+            stack.callback(atomic.close, handle)
             if not _lies_at(folder, handle):
                 names = folder.parts[1:] if folder.anchor else folder.parts
                 handle = stack.enter_context(entered(folder.anchor or ".", *names))

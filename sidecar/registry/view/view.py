@@ -170,8 +170,8 @@ class RegistryView:
         series = self._registry.series(place.key)
         return any(text.startswith(f"{series.folder}/{series.name}.@") for text in self.desired.problems)
 
-    def _listing(self) -> Learning:
-        """Start a listing on top of the current view."""
+    def _learning(self) -> Learning:
+        """Start a look at the tree, on top of the current view."""
         unread = {folder: set(names) for folder, names in self._unread.items()}
         for series in map(self._registry.series, self._told):  # the last listing had an earlier one, or none
             unread.setdefault(series.folder, set()).add(series.name)
@@ -185,7 +185,7 @@ class RegistryView:
         anew |= restored
         if anew:
             scopes = dict.fromkeys(self._scopes)
-        learning = Learning(self._registry, self._readers, Desired(), {}) if anew else self._listing()
+        learning = Learning(self._registry, self._readers, Desired(), {}) if anew else self._learning()
         known: Mapping[Scope, ScopeListing] = {} if anew else before.listings
         unlisted: dict[Path, VolumeUnavailable] = {}
         listings = {

@@ -101,12 +101,12 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
                 raise unavailable(error, f"cannot {'open' if handle is None else 'read'} {path}") from error
         finally:
             if handle is not None:
-                _close(handle)
+                close(handle)
         raise NotRegular(f"{path} is not a regular file")
     raise AssertionError("unreachable")
 
 
-def _close(handle: int) -> None:
+def close(handle: int) -> None:
     """Close a handle after a read or a sync; an error of closing changes nothing."""
     with suppress(OSError):
         os.close(handle)
@@ -183,7 +183,7 @@ def sync_folder(folder: Path) -> None:
     try:
         sync_opened(handle)
     finally:
-        _close(handle)
+        close(handle)
 
 
 def sync_opened(folder: int) -> None:
