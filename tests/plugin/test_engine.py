@@ -594,6 +594,21 @@ async def test_a_look_for_strays_grows_with_the_adapters_alone(
     assert "drop" not in site.calls
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_what_a_step_read_again_for_nobody_goes(site: Site, servers: int) -> None:
+    """Its name went under a request that still runs. Another server may have one, if there is another."""
+    api = site.server("only", servers=servers)
+    await api.load("sql", "/p", record(7))
+    request = api.requests["sql"]
+    with api.using(request):
+        await api.unload("sql")
+        site.worker.set_active_adapters({request}, None)
+        await api.loaded()
+        assert 7 in site.worker.tiers.entries
+    await api.loaded()
+    assert (7 in site.worker.tiers.entries) == (servers > 1)
+
+
 async def test_what_vllm_loaded_itself_is_no_stray(site: Site) -> None:
     """Whatever this server is called, an adapter of ``--lora-modules`` is not its own to give up."""
     with pytest.raises(InvalidName):

@@ -187,9 +187,11 @@ class InProcess:
     async def _give_up_strays(self) -> None:
         """Want no more what a worker keeps for this server, and nobody here knows of.
 
-        A worker lost it or ran it blank, or the call that gave it up did not come through.
+        A worker lost it or ran it blank, or the call that gave it up did not come through. Or a step read it
+        for nobody: its name went under a request. The only server knows that no other has one.
         """
         kept = {adapter for adapter, one in self._resident() if self._user in one["users"]}
+        kept.update(adapter for adapter, one in self._resident() if self._only and not one["users"])
         kept.update(int(adapter) for worker in self.seen for adapter in worker["blank"])
         for adapter in kept - self._known():
             if adapter not in self._known():  # nor since the last call
@@ -303,9 +305,8 @@ class InProcess:
 
         Returns the adapters that every worker has, of every engine that this server asks.
         """
-        now = self._clock()
         for adapter, at in list(self._held.items()):
-            if adapter not in self._in_flight and now - at >= linger_s:
+            if adapter not in self._in_flight and self._clock() - at >= linger_s:
                 del self._held[adapter]
         policies = {
             str(request.lora_int_id): [policy.priority, policy.kind is PolicyKind.PINNED]
@@ -314,8 +315,7 @@ class InProcess:
         }
         # A load that has ended in the worker is held there before its answer is here.
         holds = [*self._held.keys() | self._in_flight.keys() | self._loading.keys()]
-        answers = await self._call("sync", holds=holds, policies=policies)
-        self.seen = answers
+        self.seen = answers = await self._call("sync", holds=holds, policies=policies)
         for answer in answers:  # of which no notice came, as from another machine
             for adapter, reason in answer["blank"].items():
                 self._lost(int(adapter), reason)
