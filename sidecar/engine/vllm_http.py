@@ -11,13 +11,12 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
-import anyio.to_thread
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
-from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded, Queue
+from lora_fs.sidecar.engine.activity import ADAPTERS, Looks, read_activity
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineGone, EngineRejected, EngineUnavailable, NameTaken
 from lora_fs.sidecar.model import Policy, Record, public_of
 
@@ -26,9 +25,6 @@ _NO_RUNTIME_UPDATING = (
     "it has no route to load adapters"
 )
 
-_ACTIVITY = "vllm:lora_requests_info"
-_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-_READ = (_ACTIVITY, _RUNNING, _WAITING)
 _VERSION_CHARACTERS = 80
 # The second of each is the Rust front end's, 0.33.
 _IS_LOADED = ("has already been loaded", "is already loaded")
@@ -64,7 +60,11 @@ class VllmHttp:
         self._base: str | None = None  # a name of its base model
         self._can_load = False
         self._facts = Facts()
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._looks = Looks(self._metrics)
+        # It would compress on the event loop of its streams.
+        self._headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def loaded(self) -> Loaded:
         status, text = await self._call("GET", "/v1/models", None, self._list)
@@ -119,7 +119,7 @@ class VllmHttp:
         if (keeps := _positive(lora.get("max_cpu_loras"))) is not None:
             return keeps
         metrics = await self._metrics()
-        if _ACTIVITY in metrics and read_activity(metrics).max_loras is None and self._base is not None:
+        if ADAPTERS in metrics and read_activity(metrics).max_loras is None and self._base is not None:
             body = {"model": self._base, "prompt": [0], "max_tokens": 1}
             with suppress(EngineUnavailable):  # its first request for an adapter does as well
                 await self._call("POST", "/v1/completions", body, self._list)
@@ -127,12 +127,16 @@ class VllmHttp:
         return read_activity(metrics).max_loras
 
     async def activity(self) -> Activity:
-        return await anyio.to_thread.run_sync(read_activity, await self._metrics())
+        return await self._looks.activity()
 
-    async def _metrics(self) -> str:
-        """Its metrics' text, empty if it has no such route."""
-        status, text = await self._call("GET", "/metrics", None, self._list)
-        if status == 404:
+    async def _metrics(self, *names: str) -> str:
+        """The text of its metrics, or of these alone; empty if it has no such route, or gives no part.
+
+        Only behind the slash is the application that gives parts (0.26 to 0.33).
+        """
+        parts = "/?" + urlencode([("name[]", name) for name in names]) if names else ""
+        status, text = await self._call("GET", f"/metrics{parts}", None, self._list)
+        if status == 404 or (names and 400 <= status < 500):
             return ""
         if status != 200:
             raise EngineUnavailable(f"{self._url}/metrics answered {status}: {text[:200]}")
@@ -231,55 +235,6 @@ def _sections(server_info: str, *names: str) -> Iterator[Mapping[str, Any]]:
 
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def read_activity(metrics: str) -> Activity:
-    """Read vLLM's gauge of LoRA requests: of its series the one with the latest time holds.
-
-    vLLM keeps a series for each set of adapters that it ever saw in use together, thousands after some
-    minutes. So a series is parsed only if it is the latest.
-
-    Raises EngineUnavailable: the gauge is there and cannot be read.
-    Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
-    """
-    lines = [line for line in metrics.splitlines() if line.startswith(_READ)]
-    queue = _queue(lines)
-    series = [line for line in lines if line.startswith(_ACTIVITY)]
-    if not series:
-        return Activity(queue=queue)
-    try:
-        (latest,) = _samples([max(series, key=seen_at)])
-    except ValueError as error:
-        raise EngineUnavailable(f"the engine's metric {_ACTIVITY} cannot be read: {error}") from error
-    labels = latest.labels
-    lists = (labels.get("running_lora_adapters", ""), labels.get("waiting_lora_adapters", ""))
-    slots = labels.get("max_lora", "")
-    return Activity(
-        busy=frozenset(name for names in lists for name in names.split(",") if name),
-        max_loras=int(slots) if slots.isdecimal() and int(slots) > 0 else None,
-        queue=queue,
-    )
-
-
-def _queue(lines: Sequence[str]) -> Queue | None:
-    """Read vLLM's two gauges of requests, of all its data-parallel engines together; None without them."""
-    try:
-        samples = _samples([line for line in lines if line.startswith((_RUNNING, _WAITING))])
-        running, waiting = (
-            [int(sample.value) for sample in samples if sample.name == name] for name in (_RUNNING, _WAITING)
-        )
-    except (ValueError, OverflowError):
-        return None
-    return Queue(sum(running), sum(waiting)) if running and waiting else None
-
-
-def _samples(lines: Sequence[str]) -> list[Sample]:
-    return [one for family in text_string_to_metric_families("\n".join(lines)) for one in family.samples]
-
-
-def seen_at(series: str) -> float:
-    """When vLLM last wrote a series of its gauge of LoRA requests: its value. Raises ValueError."""
-    return float(series[series.rfind("}") + 1 :])
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineGone:

@@ -85,6 +85,17 @@ def metric(replica: Replica, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
+def test_an_engine_is_asked_for_a_part_of_its_metrics(pair: Pair[Pausable]) -> None:
+    """Writing all of them holds its streams up for milliseconds at each look."""
+
+    def asked(what: str) -> int:
+        return pair.a.engine.log_text().count(what)
+
+    parts, whole = asked(f"{METRICS_CALL}/?name"), asked(f"{METRICS_CALL} ")
+    wait_until("it is asked again", lambda: asked(f"{METRICS_CALL}/?name") > parts + 2, timeout_s=60)
+    assert asked(f"{METRICS_CALL} ") == whole
+
+
 def test_sagemakers_calls_are_the_registrys(pair: Pair[Pausable], adapters: Adapters) -> None:
     """They register and unregister for every replica; of no spelling does the engine hear."""
     http = pair.a.http

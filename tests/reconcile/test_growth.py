@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from watchdog.observers.api import BaseObserver
 
-from lora_fs.sidecar.engine import vllm_http
+from lora_fs.sidecar.engine import activity, vllm_http
 from lora_fs.sidecar.engine.protocol import Activity
 from lora_fs.sidecar.model import Policy, PolicyKind
 from lora_fs.sidecar.reconcile import plan
@@ -127,7 +127,7 @@ async def test_what_vllm_counts_is_read_beside_the_event_loop(monkeypatch: pytes
         return Activity()
 
     monkeypatch.setattr(engine, "_call", call)
-    monkeypatch.setattr(vllm_http, "read_activity", read)
+    monkeypatch.setattr(activity, "read_activity", read)
     await engine.activity()
     assert readers
     assert threading.current_thread() not in readers

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from yarl import URL
 
 from lora_fs.demo.process import LOCAL
-from lora_fs.sidecar.engine import vllm_http
+from lora_fs.sidecar.engine import activity
 from lora_fs.sidecar.engine.protocol import Activity, Facts, Queue
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
@@ -515,7 +515,7 @@ def test_of_many_series_one_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
         parsed.extend(text.splitlines())
         return text_string_to_metric_families(text)
 
-    monkeypatch.setattr(vllm_http, "text_string_to_metric_families", parse)
+    monkeypatch.setattr(activity, "text_string_to_metric_families", parse)
     labels = 'max_lora="2",running_lora_adapters="a{0}",waiting_lora_adapters="b}} {0}"'
     series = f"vllm:lora_requests_info{{{{{labels}}}}} {{1}}"
     text = "\n".join(series.format(number, number % 500 + 1e9) for number in range(900))

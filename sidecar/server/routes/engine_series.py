@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from lora_fs.sidecar.engine.vllm_http import seen_at
+from lora_fs.sidecar.engine.activity import seen_at
 from lora_fs.sidecar.model import public_of
 
 ANSWERS: Final = "lora_fs_engine_metrics"
