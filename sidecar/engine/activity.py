@@ -53,7 +53,7 @@ class Looks:
         elif self._has_parts and self._bytes <= PART_BYTES:
             parts = (ADAPTERS, *_COUNTS)
         elif not is_due:
-            return self._last
+            return replace(self._last, is_new=False)
         text = await self._ask(*parts)
         if parts and _RUNNING not in text:
             text = await self._ask()
@@ -66,7 +66,7 @@ class Looks:
             self._next_at = self._clock() + self._bytes / BYTES_S
         else:
             busy = frozenset[str]() if seen.queue == Queue(0, 0) else self._last.busy
-            seen = replace(self._last, busy=busy, queue=seen.queue)
+            seen = replace(self._last, busy=busy, queue=seen.queue, is_new=False)
         self._last = seen
         return seen
 

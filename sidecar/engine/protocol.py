@@ -59,11 +59,13 @@ class Activity:
         busy: adapters that running or waiting requests name.
         max_loras: adapters one batch may mix; None if it does not say.
         queue: None if it does not say.
+        is_new: else ``busy`` is as of an earlier look.
     """
 
     busy: frozenset[str] = frozenset()
     max_loras: int | None = None
     queue: Queue | None = None
+    is_new: bool = True
 
 
 class Engine(Protocol):

@@ -299,7 +299,7 @@ class Reconciler:
         if self._to_ask_version:
             await self._learn_version()
         activity: Activity | None = None
-        problem = None
+        problem, ours = None, residents.requested()
         try:
             activity = await self._engine.activity()
         except EngineUnavailable as error:
@@ -311,7 +311,7 @@ class Reconciler:
             self.max_loras = activity.max_loras
             if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
                 self.slots = activity.max_loras
-        residents.note_activity(activity)
+        residents.note_activity(activity, ours)
         self._activity_problem = problem
         await self._bound(loaded, activity)
         if loaded != self._engine_view:

@@ -60,6 +60,7 @@ class FakeEngine:
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     has_metrics: bool = True
+    is_new: bool = True  # what it says of its activity
     up: bool = True
     cannot_load: str | None = None
     facts: Facts = field(default_factory=Facts)
@@ -102,7 +103,8 @@ class FakeEngine:
         self._check_up()
         if not self.has_metrics:
             raise EngineUnavailable("/metrics answered 500")
-        return Activity(frozenset(name for name in self.adapters if public_of(name) in self.busy))
+        busy = frozenset(name for name in self.adapters if public_of(name) in self.busy)
+        return Activity(busy, is_new=self.is_new)
 
     def public(self) -> set[str]:
         """The public names of what it has."""

@@ -91,7 +91,7 @@ async def test_who_is_in_use_is_known_again_after_a_while(engine: Engine) -> Non
     assert (await engine.looks.activity()).busy == {"a1999"}
     engine.now += 0.01
     engine.runs("b", "c", waiting=1)
-    assert await engine.looks.activity() == Activity(frozenset({"a1999"}), 2, Queue(2, 1))
+    assert await engine.looks.activity() == Activity(frozenset({"a1999"}), 2, Queue(2, 1), is_new=False)
     engine.now += 10
     assert await engine.looks.activity() == Activity(frozenset({"b", "c"}), 2, Queue(2, 1))
 
@@ -102,7 +102,7 @@ async def test_without_requests_no_adapter_is_in_use(engine: Engine) -> None:
         engine.runs(f"a{number}")
     await engine.looks.activity()
     engine.runs()
-    assert await engine.looks.activity() == Activity(frozenset(), 2, Queue(0, 0))
+    assert await engine.looks.activity() == Activity(frozenset(), 2, Queue(0, 0), is_new=False)
     assert engine.written[-1] < 400
 
 

@@ -224,6 +224,29 @@ async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) ->
     assert "a" not in rig.engine.public()
 
 
+async def test_an_older_look_counts_no_request_of_the_proxys(make_rig: MakeRig) -> None:
+    """The proxy knows when those end: a full replica need not wait for the engine to be looked at again."""
+    rig = make_rig()
+    for name in ("proxied", "direct"):
+        rig.volume.put(name)
+        await use(rig, name)
+    rig.engine.busy |= {"proxied", "direct"}
+    async with rig.replica.hold("proxied", 5):
+        await rig.settle()
+        rig.engine.is_new = False
+        rig.clock.now += 600
+        await rig.settle()
+        assert rig.engine.public() == {"proxied", "direct"}
+    rig.clock.now += 600
+    await rig.settle()
+    assert rig.engine.public() == {"direct"}
+    rig.engine.is_new = True
+    rig.engine.busy.clear()
+    rig.clock.now += 600
+    await rig.settle()
+    assert rig.engine.public() == set()
+
+
 async def test_an_engine_whose_metrics_fail_unloads_nothing(make_rig: MakeRig) -> None:
     """What is in use is unknown: adapters are loaded and served, and none is unloaded until it is known."""
     rig = make_rig()

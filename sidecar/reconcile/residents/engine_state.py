@@ -81,6 +81,7 @@ class EngineState:
         self.on_free: Callable[[], None] = lambda: None
         self._holds: Counter[str] = Counter()
         self._busy: frozenset[str] | None = frozenset()  # None: unknown
+        self._ours: frozenset[str] = frozenset()  # of them, at the last look those that our own requests used
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
         self.signer_of = stager.trusted.signer_of
@@ -186,9 +187,23 @@ class EngineState:
                 before = None
             self._lost[public] = backoff.after(before, record, EngineUnavailable("it let it go"), now)
 
-    def note_activity(self, activity: Activity | None) -> None:
-        """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
-        self._busy = activity.busy if activity is not None else None
+    def requested(self) -> frozenset[str]:
+        """The engine's names that our own requests use."""
+        return frozenset(self._holds)
+
+    def note_activity(self, activity: Activity | None, ours: frozenset[str] = frozenset()) -> None:
+        """Count requests that reached the engine without the proxy as uses. None: any may be in use.
+
+        Until the next look at what is in use, our own requests alone say how long theirs are.
+
+        Args:
+            ours: what our own requests used when the look began.
+        """
+        if activity is not None and activity.is_new:
+            self._ours = activity.busy & (ours | self.requested())
+        self._busy = None
+        if activity is not None:
+            self._busy = activity.busy if activity.is_new else activity.busy - self._ours
         for name in self._busy & self.paths.keys() if self._busy is not None else ():
             self._used_at[name] = self._clock()
 
