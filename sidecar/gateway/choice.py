@@ -63,7 +63,7 @@ class Peer:
     loading: dict[str, float] = field(default_factory=dict)
     capacity: int | None = None
 
-    def holds(self, adapter: str) -> bool:
+    def holds(self, adapter: str | None) -> bool:
         """Return whether a request for ``adapter`` needs no load of its own here."""
         return adapter in self.resident or adapter in self.loading
 

@@ -29,11 +29,11 @@ from lora_fs.sidecar.gateway.prefix import chain
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.watch import NO_FILES, NO_MORE, Watch
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.leaving import while_it_waits
 from lora_fs.sidecar.server.middleware import errors
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.body_limit import held_body
 from lora_fs.sidecar.server.middleware.origin import Sites
-from lora_fs.sidecar.server.proxy.forward import while_it_waits
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward, written
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.server.proxy.upstream import pieces

@@ -35,10 +35,6 @@ class Metrics(Collector):
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield nothing: a scrape decides the series."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Read the router and the replicas."""
         choices = CounterMetricFamily("lora_fs_gateway_choices", "Choices", labels=["reason"])
@@ -57,7 +53,7 @@ class Metrics(Collector):
         for peer in self._router.peers:
             flight.add_metric([peer.name], peer.in_flight)
         yield flight
-        ready, ejected = sum(not one.why for one in self._watch.seen.values()), len(self._router.ejected)
+        ready, ejected = len(self._router.ready), len(self._router.ejected)
         states = GaugeMetricFamily("lora_fs_gateway_replicas", "By state", labels=["state"])
         states.add_metric(["ready"], ready - ejected)
         states.add_metric(["ejected"], ejected)

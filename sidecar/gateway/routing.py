@@ -24,6 +24,12 @@ _COLD: Final = (Reason.COLD, Reason.WAIT)  # no replica holds the adapter
 
 
 @dataclass(slots=True, eq=False)
+class _Replica(Peer):
+    resident: OrderedDict[str, float] = field(default_factory=OrderedDict)  # → last use by this gateway
+    in_use: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One request, from its arrival to its end.
 
@@ -31,30 +37,21 @@ class Ticket:
         adapter: None: the base model.
         start: called once, with the choice; its peer is None if no replica is ready.
         tried: replicas that it did not reach.
-        peer: where it is now; None while it waits.
+        peer: the replica that it is at, also once that one is lost; None while it waits.
     """
 
     adapter: str | None
     start: Callable[[Choice], None]
     chain: Chain = ()
     tried: frozenset[str] = _NO_PEERS
-    peer: Peer | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    peer: Peer
-    resident: OrderedDict[str, float] = field(default_factory=OrderedDict)  # → last use by this gateway
-    in_use: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.peer.resident = self.resident
+    peer: _Replica | None = None
 
 
 class Router:
     """The replicas that are ready, and the requests under way and waiting.
 
     Attributes:
+        ready: the names of the replicas that are ready.
         chosen: how many requests got a replica, by reason.
         ejections: how often it ejected a replica.
     """
@@ -62,9 +59,9 @@ class Router:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}  # those that are out, too: their requests go on
-        self._names: frozenset[str] = frozenset()  # of the ready ones
+        self.ready: frozenset[str] = frozenset()
         self._demand, self._prefixes = Demand(), Prefixes()
-        self._waiting: OrderedDict[str, list[Ticket]] = OrderedDict()
+        self._waiting: OrderedDict[str | None, list[Ticket]] = OrderedDict()  # by adapter
         self._outliers = Outliers()
         self.chosen: Counter[Reason] = Counter()
         self.ejections = 0
@@ -72,7 +69,7 @@ class Router:
     @property
     def peers(self) -> Collection[Peer]:
         """The ready replicas."""
-        return [one.peer for name, one in self._replicas.items() if name in self._names]
+        return [one for name, one in self._replicas.items() if name in self.ready]
 
     @property
     def waiting(self) -> int:
@@ -82,15 +79,15 @@ class Router:
     @property
     def ejected(self) -> Mapping[str, float]:
         """The ready replicas that get no requests, since they failed, and for how many seconds more."""
-        return self._outliers.ejected(self._names, self._clock())
+        return self._outliers.ejected(self.ready, self._clock())
 
     def order(self, adapter: str) -> list[str]:
         """The ready replicas in an adapter's own order: its homes are the first ones."""
-        return rendezvous(adapter, self._names)
+        return rendezvous(adapter, self.ready)
 
     def told(self, name: str, outcome: Outcome) -> float | None:
         """Note what an answer says of a replica. Return for how many seconds that ejects it, or None."""
-        seconds = self._outliers.answered(name, outcome, self._names, self._clock())
+        seconds = self._outliers.answered(name, outcome, self.ready, self._clock())
         if seconds is not None:
             self.ejections += 1
         return seconds
@@ -100,15 +97,12 @@ class Router:
         if ticket.adapter is not None and not ticket.tried:
             self._demand.asked(ticket.adapter, self._clock())
         choice = self._choose(ticket)
-        may_load = choice.reason is Reason.COLD and (not self._waiting or ticket.tried)
-        if ticket.adapter is None or may_load or choice.reason not in _COLD:
+        if choice.reason not in _COLD:
             self._start(ticket, choice)
-            if may_load:
-                self._join(ticket.adapter)
             return
         self._waiting.setdefault(ticket.adapter, []).append(ticket)
-        if choice.reason is Reason.COLD:  # others waited longer
-            self._pump()
+        if choice.reason is Reason.COLD:
+            self._pump()  # others may have waited longer
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a request that waits no longer, or end it where it is, however it ended."""
@@ -117,24 +111,22 @@ class Router:
             self._wait_no_more(ticket)
             return
         peer.in_flight -= 1
-        replica = self._replicas.get(peer.name)
-        if replica is None or replica.peer is not peer or adapter is None:
+        if adapter is None:
             return
-        replica.in_use[adapter] -= 1
-        if replica.in_use[adapter] <= 0:
-            del replica.in_use[adapter]
+        peer.in_use[adapter] -= 1
+        if not peer.in_use[adapter]:
+            del peer.in_use[adapter]
             if peer.loading.pop(adapter, None) is not None:
                 self._pump()
 
     def answered(self, ticket: Ticket, *, served: bool) -> None:
         """Note that the answer of a request began: that replica has loaded its adapter, if ``served``."""
         peer, adapter = ticket.peer, ticket.adapter
-        replica = self._replicas.get(peer.name) if peer is not None else None
-        if replica is None or replica.peer is not peer or adapter is None:
+        if peer is None or adapter is None:
             return
         was_loading = peer.loading.pop(adapter, None) is not None
         if served:
-            self._used(replica, adapter)
+            self._used(peer, adapter)
             self._join(adapter)
         if was_loading:
             self._pump()
@@ -148,9 +140,9 @@ class Router:
         """
         replica = self._replicas.get(name)
         if replica is None:
-            replica = self._replicas[name] = _Replica(Peer(name))
-        if name not in self._names:
-            self._names |= {name}
+            replica = self._replicas[name] = _Replica(name)
+        if name not in self.ready:
+            self.ready |= {name}
         since = asked_at - (REPORT_LAG_S if capacity is not None else UNTOLD_S)
         newer = [(one, at) for one, at in replica.resident.items() if at >= since]
         at_last = {one: replica.resident.get(one, 0.0) for one in resident}
@@ -159,11 +151,11 @@ class Router:
         for one, at in newer:
             replica.resident[one] = at
             replica.resident.move_to_end(one)
-        for one in replica.resident.keys() & replica.peer.loading.keys():
-            del replica.peer.loading[one]
-        replica.peer.capacity = capacity
-        for one in [one for one in self._waiting if replica.peer.holds(one)]:
-            self._join(one)
+        for one in replica.resident.keys() & replica.loading.keys():
+            del replica.loading[one]
+        replica.capacity = capacity
+        for adapter in [*filter(replica.holds, self._waiting)]:
+            self._join(adapter)
         self._pump()
 
     def lost(self, name: str, *, emptied: bool = False) -> None:
@@ -172,8 +164,8 @@ class Router:
         Args:
             emptied: it restarted or is gone, and with it its requests and its prefix cache.
         """
-        if name in self._names:
-            self._names -= {name}
+        if name in self.ready:
+            self.ready -= {name}
             self._replicas[name].resident.clear()
             self._pump()
         if emptied:
@@ -182,34 +174,33 @@ class Router:
             self._outliers.forget(name)
 
     def _choose(self, ticket: Ticket) -> Choice:
-        names, now = self._names - ticket.tried, self._clock()
-        names = names.difference(self._outliers.ejected(self._names, now)) or names
+        names, now = self.ready - ticket.tried, self._clock()
+        names = names.difference(self._outliers.ejected(self.ready, now)) or names
         if ticket.adapter is None:
             candidates: Iterable[str] = names
             copies = 1
         else:
             # Keeps the order of all; a retry and an ejection leave some out.
-            candidates = [one for one in order(ticket.adapter, self._names) if one in names]
-            copies = self._demand.copies(ticket.adapter, max(1, len(names)), now)
+            candidates = [one for one in order(ticket.adapter, self.ready) if one in names]
+            copies = self._demand.copies(ticket.adapter, len(names), now)
         prefix = self._prefixes.found(ticket.chain, names) if ticket.chain else {}
-        peers = [self._replicas[name].peer for name in candidates]
+        peers = [self._replicas[name] for name in candidates]
         return choose(ticket.adapter, peers, copies=copies, prefix=prefix, now=now)
 
     def _start(self, ticket: Ticket, choice: Choice) -> None:
         self._wait_no_more(ticket)
         self.chosen[choice.reason] += 1
-        peer, adapter = choice.peer, ticket.adapter
-        if peer is not None:
-            ticket.peer = peer
+        adapter = ticket.adapter
+        if choice.peer is not None:
+            ticket.peer = peer = self._replicas[choice.peer.name]
             peer.in_flight += 1
             if adapter is not None:
-                replica = self._replicas[peer.name]
-                replica.in_use[adapter] += 1
+                peer.in_use[adapter] += 1
                 if not peer.holds(adapter):
                     peer.loading[adapter] = self._clock()
-                    self._make_room(replica)
-                elif adapter in replica.resident:
-                    self._used(replica, adapter)
+                    self._make_room(peer)
+                elif adapter in peer.resident:
+                    self._used(peer, adapter)
             if ticket.chain:
                 self._prefixes.sent(ticket.chain, peer.name)
         ticket.start(choice)
@@ -220,20 +211,16 @@ class Router:
 
     def _make_room(self, replica: _Replica) -> None:
         """Leave out what the replica probably evicts for a load: the adapters used longest ago."""
-        peer = replica.peer
-        if peer.capacity is None:
+        if replica.capacity is None:
             return
         idle = [one for one in replica.resident if one not in replica.in_use]
-        for one in idle[: max(0, len(replica.resident) + len(peer.loading) - peer.capacity)]:
+        for one in idle[: max(0, len(replica.resident) + len(replica.loading) - replica.capacity)]:
             del replica.resident[one]
 
     def _pump(self) -> None:
         """Start the requests that waited longest, as far as replicas may load for them."""
-        for adapter in [*self._waiting]:
-            tickets = self._waiting.get(adapter, ())
-            ticket = next((one for one in tickets if not one.tried), None) or next(iter(tickets), None)
-            if ticket is None:
-                continue
+        for adapter, tickets in [*self._waiting.items()]:
+            ticket = next((one for one in tickets if not one.tried), tickets[0])
             choice = self._choose(ticket)
             if choice.reason is not Reason.WAIT:
                 self._start(ticket, choice)
@@ -243,14 +230,14 @@ class Router:
 
     def _join(self, adapter: str | None) -> None:
         """Start the requests that wait for an adapter that a replica holds or loads by now."""
-        for ticket in [*self._waiting.get(adapter or "", ())]:
+        for ticket in [*self._waiting.get(adapter, ())]:
             choice = self._choose(ticket)
             if choice.reason not in _COLD:
                 self._start(ticket, choice)
 
     def _wait_no_more(self, ticket: Ticket) -> None:
-        tickets = self._waiting.get(ticket.adapter or "", [])
+        tickets = self._waiting.get(ticket.adapter, [])
         if ticket in tickets:
             tickets.remove(ticket)
             if not tickets:
-                del self._waiting[ticket.adapter or ""]
+                del self._waiting[ticket.adapter]

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from lora_fs.sidecar.gateway.forward import UPLOAD_TAKE_S, Body, Hop
-from lora_fs.sidecar.server.proxy.forward import while_it_waits
+from lora_fs.sidecar.server.leaving import while_it_waits
 from lora_fs.sidecar.server.routes.registered import NAME
 
 PATHS: Final = ("/v1/lora_adapters", f"{NAME}/upload")

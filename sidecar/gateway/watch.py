@@ -33,6 +33,7 @@ TOKEN_S: Final = 5.0  # in which the token file is read
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
 MOST_TEXT: Final = 1_000
+MOST_COUNT: Final = 1 << 31  # of adapters, or of requests
 MOST_IDS: Final = 4 * MAX_REPLICAS  # of replicas, those that left among them
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})  # the gateway's own limit, and no replica's fault
 NO_MORE: Final = "the gateway may open no more connections (ulimit -n)"
@@ -78,15 +79,6 @@ class Seen:
     is_other: bool = False
     refuses_token: bool = False
 
-    @property
-    def is_missing(self) -> bool:
-        """Whether a replica of the fleet is out, as far as the gateway knows."""
-        return bool(self.why) and not self.is_other
-
-
-async def _nothing(url: str, told: Mapping[str, Any]) -> None:
-    """There is nothing that a replica may have missed."""
-
 
 class Watch:
     """Keeps a router's replicas up to date.
@@ -103,7 +95,7 @@ class Watch:
         base_names: of the base model, as clients may send them: what each replica said last.
         problem: why the list of replicas, or the token, is not read; empty if both are.
         catch_up: called with the URL and the ``/metadata`` of a replica that answers, before it gets
-            requests. Raises TimeoutError if the replica does not answer.
+            requests. Raises TimeoutError if the replica does not answer. None: it missed nothing.
     """
 
     def __init__(
@@ -126,7 +118,7 @@ class Watch:
         self.seen: dict[str, Seen] = {}
         self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
-        self.catch_up: Callable[[str, Mapping[str, Any]], Awaitable[None]] = _nothing
+        self.catch_up: Callable[[str, Mapping[str, Any]], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
@@ -143,7 +135,7 @@ class Watch:
     @property
     def ready(self) -> frozenset[str]:
         """The ids of the replicas that are in."""
-        return frozenset(one.name for one in self.seen.values() if not one.why and one.name)
+        return self._router.ready
 
     def url_of(self, name: str) -> str:
         """Return the URL of a replica that is in, or was in lately."""
@@ -215,7 +207,7 @@ class Watch:
             asked_at = self._clock()
             try:
                 told = await self._ask(session, seen)
-                if self._is_of_this_fleet(seen, told):
+                if self.catch_up is not None and self._is_of_this_fleet(seen, told):
                     await self.catch_up(seen.url, told)
                 self._learn(seen, told, asked_at)
                 seen.missed, self._lacks_files = 0, False
@@ -275,7 +267,7 @@ class Watch:
         seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
         seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
         queue = told.get("queue")
-        seen.queue = None if queue is None else (int(queue["running"]), int(queue["waiting"]))
+        seen.queue = None if queue is None else (_count(queue["running"]), _count(queue["waiting"]))
         seen.is_other = not self._is_of_this_fleet(seen, told)
         if seen.is_other:
             self._out(seen, f"it serves {seen.model}, and this gateway {self._model}")
@@ -299,11 +291,11 @@ class Watch:
             return
         loaded: dict[str, dict[str, Any]] = told["lora"]["loaded_loras"]
         slots = told["lora"]["lora_capacity"]
-        free = slots["available_slots"]
-        seen.loaded = int(slots["loaded_count"])
-        seen.capacity = None if free is None else int(free) + seen.loaded
+        free = None if slots["available_slots"] is None else _count(slots["available_slots"])
+        seen.loaded = _count(slots["loaded_count"])
+        seen.capacity = None if free is None else free + seen.loaded
         # In names, as the router counts: a copy may have two.
-        capacity = None if free is None else int(free) + max(len(loaded), seen.loaded)
+        capacity = None if free is None else free + max(len(loaded), seen.loaded)
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
         served: list[object] = told["model"].get("served_names", [])
@@ -343,6 +335,14 @@ async def _metadata(session: aiohttp.ClientSession, url: str, shown: Mapping[str
     if not isinstance(told, dict):
         raise TypeError("it is no object")
     return told
+
+
+def _count(told: Any) -> int:
+    """A replica's word as a count. Raises ValueError: it is over MOST_COUNT; and what ``int`` raises."""
+    count = int(told)
+    if abs(count) > MOST_COUNT:  # a sum of two may have more digits than JSON's writer takes
+        raise ValueError(f"a count is over {MOST_COUNT}")
+    return count
 
 
 def _text(told: object) -> str:

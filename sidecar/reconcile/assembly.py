@@ -35,7 +35,6 @@ from lora_fs.sidecar.reconcile.watch.flat_store import FlatStore
 from lora_fs.sidecar.reconcile.watch.peers import Peers
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.drops.adopt import Adopter
-from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
@@ -182,12 +181,10 @@ def _assemble(
         scopes,
         volume,
         expectation,
-        allowed_sources=tuple(Path(source) for source in settings.allowed_sources),
+        allowed=allowed,
         timeout_s=settings.engine_timeout_s,
         mounts=settings.mounts(),
-        fetching=Fetching.by(
-            settings, Options(remotes.check, remotes.check_address, netrc_file=settings.netrc_file)
-        ),
+        fetching=Fetching.by(settings, Options(remotes.check, remotes.check_address)),
         wait_s=min(settings.hold_timeout_s, settings.engine_timeout_s),
     )
     waits_for(f"the stage folder {settings.stage_dir}")
@@ -197,18 +194,9 @@ def _assemble(
             f"the stage folder {stage_dir} lies in the registry's {root}: it has to be local to this "
             "replica; set --stage-dir (LORA_FS_STAGE_DIR)"
         )
-    locate = locator(registry.layout, allowed)
-
-    def present(record: Record) -> Path:
-        """Where a record's files lie. Raises instead of "absent" if the volume is not mounted."""
-        folder = locate(record)
-        if not atomic.is_folder(folder):
-            registry.check_identity()
-        return folder
-
     stager = Stager(
         stage_dir,
-        present,
+        locator(registry, allowed),
         expectation,
         max_bytes=settings.stage_max_bytes,
         timeout_s=settings.engine_timeout_s,
@@ -266,15 +254,16 @@ def _waits(kind: str, settings: Settings) -> tuple[Timing, int, float]:
     return timing, 1 if kind in LOCAL else READERS, settle_s
 
 
-def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:
+def locator(registry: Registry, allowed: Allowed) -> Callable[[Record], Path]:
     """Where a record's files lie, if this replica may read there, whoever wrote the record.
 
-    No link leads to what it gives, so that who reads it need not follow one that was put there since.
+    No link leads to what it gives, so that who reads it need not follow one that was put there since. It
+    raises, and says of no files that they are absent, if the volume is not mounted.
     """
 
     def locate(record: Record) -> Path:
         linked = Path(record.spec.path).is_absolute()  # it may be a link, which an operator made
-        path = allowed.find(layout.resolve(record.spec.path), follow=linked)
+        path = allowed.find(registry.layout.resolve(record.spec.path), follow=linked)
         if path is None:
             finding = Finding(
                 code="permission",
@@ -284,6 +273,8 @@ def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:
                 hint="name its folder in this replica's LORA_FS_ALLOWED_SOURCES",
             )
             raise InvalidAdapter(str(record.key), [finding])
+        if not atomic.is_folder(path):
+            registry.check_identity()
         return path
 
     return locate

@@ -12,7 +12,7 @@ from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import EngineLimits, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports
-from lora_fs.sidecar.validate import CODES, Expectation, Learned, Peer, compared
+from lora_fs.sidecar.validate import Expectation, Learned, Peer, compared
 
 
 def limits_of(
@@ -57,12 +57,11 @@ def with_fleet(
 
 
 def _peer(replica: str, told: EngineLimits) -> Peer:
-    allowed = (code for code in told.allow or () if code in CODES and CODES[code].overridable)
     judges_by = Expectation(
         told.base_models or (),
         told.base_config,
         told.max_lora_rank,
-        frozenset(allowed),
+        frozenset(Expectation().allowed(frozenset(told.allow or ()))),
         told.strict_base_model or False,
         Learned(names=told.engine_models or ()),
     )

@@ -94,13 +94,12 @@ class Reconciler:
         stager: Stager,
         residents: Residents,
         limits: Limits,
-        passes: Durations,
         on_decided: Callable[[], None],
         after_pass: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replica_id, self._names, self._volume, self._engine = replica_id, names, volume, engine
-        self._stager, self._residents, self._limits, self.passes = stager, residents, limits, passes
+        self._stager, self._residents, self._limits, self.passes = stager, residents, limits, Durations(clock)
         self._on_decided, self._after_pass, self._clock = on_decided, after_pass, clock
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
@@ -287,7 +286,7 @@ class Reconciler:
         Asks again for its fixed facts if it may have restarted: it was silent, or lost an adapter. While
         nothing is loaded a restart loses nothing, so each look asks for the version.
         """
-        residents, changing = self._residents, self._residents.changing()
+        residents, changing = self._residents, self._residents.locks.watched()
         loaded = await self._engine.loaded()
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)

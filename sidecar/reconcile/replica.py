@@ -79,7 +79,6 @@ class Replica:
             stager,
             self._residents,
             limits,
-            Durations(clock),
             self._decided,
             self._passed,
             clock,

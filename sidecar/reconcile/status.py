@@ -19,6 +19,7 @@ from lora_fs.sidecar.reconcile.residents.probe import NO_EFFECT
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 MOST_UNLOADED = 1024  # that a report tells of: 400 kB of its 4 MiB
+MOST_READY = 1 << 14  # statuses that are kept: a report lists all loaded adapters, most of them unchanged
 
 
 def resting(record: Record) -> AdapterStatus:
@@ -152,7 +153,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
     return resting(record)
 
 
-@lru_cache(4096)  # a report lists all loaded adapters, most of them unchanged
+@lru_cache(MOST_READY)
 def _ready(key: AdapterKey, generation: int, signer: str | None, effect: Effect | None) -> AdapterStatus:
     if effect is Effect.NONE:
         return _of(key, generation, Phase.READY, "NoEffect", NO_EFFECT, signer=signer, effect=effect.value)

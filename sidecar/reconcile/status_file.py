@@ -10,7 +10,6 @@ Heartbeats count from a random number: a file with another's heartbeat shows ano
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import secrets
 import threading
@@ -28,6 +27,7 @@ from lora_fs.sidecar.model import ChangedBy, EventList, ReplicaStatus
 from lora_fs.sidecar.reconcile.limits import limits_of
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.status import bounded
+from lora_fs.sidecar.reconcile.telemetry.events import utc_now
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -124,7 +124,7 @@ class Reporter:
                 url=self._url,
                 engine="ready" if readiness.ready else "unknown",
                 heartbeat=self._heartbeat,
-                updated_at=_time(),
+                updated_at=utc_now().isoformat(timespec="seconds"),
                 counts=dict(counts),
                 adapters=adapters,
                 adapters_left_out=left_out,
@@ -146,7 +146,7 @@ class Reporter:
             events = EventList(
                 replica=replica.replica_id,
                 model=replica.model,
-                updated_at=_time(),
+                updated_at=utc_now().isoformat(timespec="seconds"),
                 events=replica.events.events(),
             )
             if await self._write(self._registry.layout.event_list(replica.replica_id), events):
@@ -207,7 +207,3 @@ class Reporter:
             logger.warning("the status file is not removed: the volume does not answer", extra=_LEFT)
         except (OSError, LoraFsError) as error:
             logger.warning("the status file is not removed: %s", error, extra=_LEFT)
-
-
-def _time() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

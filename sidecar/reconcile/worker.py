@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import islice
+from typing import Any
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.logs import event
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], Awaitable[object]]
+Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 class Kind(enum.Enum):
@@ -63,10 +64,7 @@ class Workers:
         return _adapter(name) not in self._running
 
     def _run(self, kind: Kind, name: str, work: Work) -> None:
-        async def run() -> object:
-            return await work()
-
-        task = asyncio.create_task(run(), name=f"{kind.value} {name}")
+        task = asyncio.create_task(work(), name=f"{kind.value} {name}")
         self._running[_adapter(name)] = kind, task
         task.add_done_callback(lambda done: self._ended(name, done))
 

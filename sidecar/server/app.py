@@ -46,12 +46,12 @@ from lora_fs.sidecar.settings import BODY_MAX_BYTES
 OPENAPI = "/openapi.json"
 
 
-def layers(cors_origins: Sequence[str] = (), apart: Sequence[Middleware] = ()) -> list[Middleware]:
+def layers(cors_origins: Sequence[str], admin_port: int | None, paths: tuple[str, ...]) -> list[Middleware]:
     """List what every request passes before its route, the outermost first.
 
     Args:
         cors_origins: see ``Settings.cors_origins``; errors carry the headers, too.
-        apart: ``AdminPort``, if there is one.
+        admin_port, paths: see ``AdminPort``; None: every port answers all.
     """
     cors = Middleware(
         CORSMiddleware,
@@ -60,6 +60,7 @@ def layers(cors_origins: Sequence[str] = (), apart: Sequence[Middleware] = ()) -
         allow_headers=["*"],
         expose_headers=[ADAPTER.decode(), REVISION.decode()],
     )
+    apart = [] if admin_port is None else [Middleware(AdminPort, port=admin_port, operations=paths)]
     return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), *apart, Middleware(Errors)]
 
 
@@ -152,9 +153,6 @@ def create_app(
         routes.router(replica, admin, board),
     ):
         ours.extend(router.routes)  # include_router would compile each route's models a second time
-    apart = []
-    if admin_port is not None:
-        apart = [Middleware(AdminPort, port=admin_port, operations=(OPENAPI, *operations(ours)))]
     app = FastAPI(
         title="lora-fs sidecar",
         version=__version__,
@@ -162,7 +160,7 @@ def create_app(
         openapi_url=OPENAPI,
         docs_url=None,
         redoc_url=None,
-        middleware=layers(cors_origins, apart),
+        middleware=layers(cors_origins, admin_port, (OPENAPI, *operations(ours))),
         exception_handlers=HANDLERS,
     )
     app.state.end = board.end

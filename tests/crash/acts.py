@@ -157,7 +157,7 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         release.unregister(registry, SCOPE, "a1", writer="test", revision="v1")
         put(registry, SCOPE, first, name="b1", link=True)
         make_folder(registry.layout.incoming(SCOPE))
-        write_adapter(artifacts.temporary_in(registry.layout.incoming(SCOPE)))
+        write_adapter(artifacts.new_draft(registry.layout, SCOPE))
         (registry.layout.active(SCOPE) / ".tmp-left").touch()
         registry.layout.lease("adopt-left").touch()
     registry.close()

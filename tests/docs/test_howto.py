@@ -25,6 +25,7 @@ from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.routes import observe
 from lora_fs.sidecar.settings import Settings
@@ -103,7 +104,7 @@ def counter_names() -> set[str]:
 def exposed_metrics() -> dict[str, set[str]]:
     """Name → labels of every sample that a scrape gives."""
     app = FastAPI()
-    app.include_router(observe.router(cast(ReplicaPort, ScrapedReplica()), Admin(None)))
+    app.include_router(observe.router(cast(ReplicaPort, ScrapedReplica()), Admin(None), Trail(None)))
 
     async def scrape() -> str:
         transport = httpx.ASGITransport(app)

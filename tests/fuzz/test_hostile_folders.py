@@ -419,7 +419,7 @@ def guarded(tmp_path: Path) -> Site:
     site = Site(tmp_path)
     allowed = Allowed(site.registry.layout.root)
     site.adopter._find = lambda folder: allowed.find(folder, follow=False)
-    site.locate = locator(site.registry.layout, allowed)
+    site.locate = locator(site.registry, allowed)
     return site
 
 

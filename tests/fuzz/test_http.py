@@ -38,6 +38,7 @@ from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import on_error
 from lora_fs.sidecar.server.routes import dynamo, lora, models, observe
 from lora_fs.sidecar.settings import load_settings
@@ -127,8 +128,8 @@ def plugin_app(assembly: Assembly, engine_url: str) -> FastAPI:
     replica, admin = assembly.replica, Admin(None, insecure="loopback")
     for router in (
         models.router(replica, admin),
-        lora.router(replica, admin),
-        dynamo.router(replica, admin, hold_timeout_s=5.0),
+        lora.router(replica, admin, Trail(None)),
+        dynamo.router(replica, admin, Trail(None), hold_timeout_s=5.0),
         observe.discovery(replica, admin),
     ):
         app.router.routes.extend(router.routes)

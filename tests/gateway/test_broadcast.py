@@ -384,5 +384,7 @@ def test_a_page_of_another_site_changes_nothing(fleet: Stubs, page: dict[str, st
     for path, body in changes:
         refused = call(gateway.url, path, headers=page, **body)
         assert refused.status_code == 403, (path, refused.text)
+    asked = call(gateway.url, "/v1/completions", headers=page, model="a1", prompt="x")
+    assert asked.status_code == 200, "it changes nothing"
     assert "a1" in names(fleet.sidecars[0])
     assert call(gateway.url, "/v1/unload_lora_adapter", headers={}, lora_name="a1").status_code == 200

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.gateway.app import create_gateway
@@ -114,5 +117,84 @@ def test_a_request_that_no_other_replica_takes_is_no_retry() -> None:
                     scraped = (await http.get("/metrics")).text
                     assert "lora_fs_gateway_retries_total 0.0" in scraped
                     assert "\nprocess_open_fds " in scraped
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def before_two(**answers: Handler) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway whose two replicas answer every POST as said, by their ids."""
+
+    def metadata(name: str) -> Handler:
+        async def told(_: web.Request) -> web.Response:
+            return web.json_response({**TRUE, "replica": name})
+
+        return told
+
+    async with AsyncExitStack() as stack:
+        urls = [
+            await stack.enter_async_context(stand_in(metadata(name), all=answer))
+            for name, answer in answers.items()
+        ]
+        gateway = stack.enter_context(serving(create_gateway(Given(urls))))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=gateway, **LOCAL))
+        while len((await http.get("/health")).json()["ready"]) < 2:
+            pass
+        yield http
+
+
+async def served(_: web.Request) -> web.Response:
+    return web.json_response({})
+
+
+def test_a_request_that_another_replica_takes_is_a_retry() -> None:
+    """The first one has lost its engine."""
+    first, other = order("a", frozenset({"r0", "r1"}))
+
+    async def gone(_: web.Request) -> web.Response:
+        return web.Response(status=503, headers={NAME: "EngineGone"})
+
+    async def scenario() -> None:
+        async with before_two(**{first: gone, other: served}) as http, asyncio.timeout(60):
+            while "lora_fs_gateway_retries_total 0.0" in (await http.get("/metrics")).text:
+                assert (await http.post("/v1/completions", json={"model": "a"})).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_says_when_to_ask_again_is_not_ejected_and_its_answer_counts() -> None:
+    """As a paused engine's: no other replica is asked."""
+    first, other = order("a", frozenset({"r0", "r1"}))
+    asked = 0
+
+    async def later(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=503, headers={"Retry-After": "7"})
+
+    async def scenario() -> None:
+        async with before_two(**{first: later, other: served}) as http, asyncio.timeout(60):
+            while asked < 2 * FAILURES:
+                answer = await http.post("/v1/completions", json={"model": "a"})
+                assert answer.status_code == 200 or answer.headers["retry-after"] == "7"
+                assert not (await http.get("/health")).json()["ejected"]
+            assert "lora_fs_gateway_retries_total 0.0" in (await http.get("/metrics")).text
+
+    asyncio.run(scenario())
+
+
+def test_replicas_that_break_off_are_ejected_as_those_that_fail() -> None:
+    """The first of two: the other one gets the next request, whatever it does."""
+
+    async def broken(request: web.Request) -> web.Response:
+        await request.read()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with before_two(r0=broken, r1=broken) as http, asyncio.timeout(60):
+            while not (await http.get("/health")).json()["ejected"]:
+                assert (await http.post("/v1/completions", json={"model": "a"})).status_code == 503
 
     asyncio.run(scenario())

@@ -76,6 +76,7 @@ def test_who_leaves_while_waiting_is_forgotten() -> None:
     router.answered(first, served=True)
     assert choices == []
     assert router.waiting == 0
+    assert not router._waiting
 
 
 def test_a_report_older_than_an_answer_does_not_hide_what_was_loaded_since() -> None:
@@ -243,6 +244,32 @@ def test_a_request_at_a_replica_that_is_lost_ends_there() -> None:
     router.report("r0", ["a"], 1, 100.0)
     asked(router, "b")
     assert [*peer.resident] == ["a"], "the request that is there now still uses it"
+
+
+def test_a_report_older_than_a_request_does_not_hide_what_it_uses() -> None:
+    """The replica holds it, or loads it for the request."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", ["a"], 8, 100.0)
+    clock.now = 110.0
+    asked(router, "a")
+    router.report("r0", [], 8, 110.0)
+    (peer,) = router.peers
+    assert peer.holds("a")
+
+
+@pytest.mark.parametrize("capacity", [8, None])
+def test_a_replica_that_was_out_holds_what_it_reports_alone(capacity: int | None) -> None:
+    """Its engine may have restarted meanwhile."""
+    router = Router(Clock())
+    router.report("r0", [], capacity, 100.0)
+    ticket, _ = asked(router, "a")
+    router.answered(ticket, served=True)
+    router.leave(ticket)
+    router.lost("r0")
+    router.report("r0", [], capacity, 100.0)
+    (peer,) = router.peers
+    assert not peer.holds("a")
 
 
 @pytest.mark.parametrize(("emptied", "left"), [(False, 3), (True, 0)])

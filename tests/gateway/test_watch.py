@@ -51,6 +51,10 @@ LIES = {
     "a depth that Python does not read": "[" * 100_000 + "]" * 100_000,
     "slots without end": json.dumps(TRUE).replace('"available_slots": 2', '"available_slots": 1e999'),
     "slots that are no number": json.dumps(TRUE).replace('"available_slots": 2', '"available_slots": NaN'),
+    "counts whose sum JSON does not write": json.dumps(TRUE).replace(
+        '"available_slots": 2, "loaded_count": 0',
+        f'"available_slots": {"9" * 4300}, "loaded_count": {"9" * 4300}',
+    ),
     "a list": "[]",
     "no JSON": "<html>",
     "a model that is a word": json.dumps({**TRUE, "model": "tiny"}),
@@ -173,6 +177,25 @@ def test_a_token_that_is_replaced_takes_no_replica_out(
 
     asyncio.run(scenario())
     assert len([line for line in caplog.messages if "does not know the gateway's token" in line]) == 1
+
+
+def test_a_replica_of_another_fleet_is_shown_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else may have a replica's address by now."""
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+
+    async def scenario() -> None:
+        shown = asyncio.Queue[str | None]()
+
+        async def metadata(request: web.Request) -> web.Response:
+            shown.put_nowait(request.headers.get(HEADER))
+            return web.json_response({**TRUE, "model": {"name": "other"}})
+
+        token: dict[str, Any] = {"headers": {HEADER: "secret"}, "model": "tiny"}
+        async with stand_in(metadata) as url, watched(Router(time.monotonic), Given([url]), **token):
+            async with asyncio.timeout(60):
+                assert [await shown.get() for _ in range(4)] == [None] * 4
+
+    asyncio.run(scenario())
 
 
 def test_a_list_and_a_token_that_are_not_read_are_read_apart(
@@ -321,6 +344,21 @@ def test_a_replica_that_starts_anew_at_another_address_counts_afresh(swapped: bo
     assert watch.ready == {"r0", "r1"}
     assert not router.ejected
     assert not router._prefixes.found((1, 2), ["r0", "r1"])
+
+
+def test_an_address_that_a_replica_left_takes_it_out_no_more() -> None:
+    """And a replica that gives its address to another one is out."""
+    watch = Watch(Router(time.monotonic), Given(()), time.monotonic, headers={})
+    before, now = (Seen(f"http://10.0.0.{number}:1") for number in range(2))
+    watch.seen |= {seen.url: seen for seen in (before, now)}
+    watch._learn(before, TRUE, 0.0)
+    watch._out(before, "it does not answer")
+    watch._learn(now, TRUE, 0.0)
+    watch._out(before, "it takes no connection", emptied=True)
+    assert watch.ready == {"r0"}
+    assert watch.ready is watch.ready, "a call looks at it once for each replica"
+    watch._learn(now, {**TRUE, "replica": "r1"}, 0.0)
+    assert watch.ready == {"r1"}
 
 
 def test_replicas_that_come_and_go_leave_no_ids_behind(monkeypatch: pytest.MonkeyPatch) -> None:

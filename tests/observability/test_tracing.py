@@ -141,7 +141,7 @@ def test_an_error_within_is_judged_by_its_answer(
     async def raises(scope: Scope, receive: Receive, send: Send) -> None:
         raise error
 
-    app = Starlette(routes=[Mount("/x", raises, middleware=passing())], middleware=layers())
+    app = Starlette(routes=[Mount("/x", raises, middleware=passing())], middleware=layers((), None, ()))
     assert TestClient(app).get("/x").status_code == answer
     span = named(spans, "proxy")
     assert span.status.status_code is status

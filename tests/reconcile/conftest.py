@@ -262,14 +262,14 @@ class FakeVolume:
             revision=revision,
             canary=canary,
         )
-        version = self.desired.version + 1
+        version = 1 + max(self.recent.values(), default=0)
         changed = [*map(str, records), f"{scope}/.active/{name}"]
         self.recent = {**self.recent, **dict.fromkeys(changed, version)}
         known, pointers = Growing(self.desired.records), Growing(self.desired.pointers)
         for key, record in records.items():
             known.put(key, record)
         pointers.put((scope, name), pointer)
-        self.desired = Desired(version, known.whole(), pointers.whole())
+        self.desired = Desired(known.whole(), pointers.whole())
 
 
 @dataclass

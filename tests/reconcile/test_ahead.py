@@ -9,7 +9,7 @@ import pytest
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from tests.reconcile.test_plan import RECORD
 

@@ -17,7 +17,7 @@ from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, build
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.plan import ALWAYS
 from lora_fs.sidecar.reconcile.watch.watcher import Volume as Watched
-from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, Growing, no_pointers, no_records
+from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, Growing
 from tests.reconcile.test_plan import RECORD
 
 ONE = ("team",)
@@ -67,7 +67,7 @@ class Volume:
                 records.put(one.key, one)
             else:
                 pointers.put((Scope(one.namespace, one.model), one.name), one)
-        self.desired = Desired(self.desired.version + 1, records.whole(), pointers.whole())
+        self.desired = Desired(records.whole(), pointers.whole())
 
     def fill(self, each: int) -> None:
         """So many adapters in each namespace, no two of the same bytes."""
@@ -177,7 +177,7 @@ def test_a_change_makes_what_it_changes() -> None:
     assert len(others) == 2
     assert all(parts(after)[scope] is parts(before)[scope] for scope in others)
     assert [name for name, one in after.served.items() if before.served[name] is not one] == ["team/a3"]
-    again = build(replace(volume.desired, version=9), terms, 3, after)
+    again = build(replace(volume.desired, frozen="in doubt"), terms, 3, after)
     assert again.served is after.served
 
 
@@ -193,7 +193,7 @@ def test_names_that_are_none_are_not_found() -> None:
             assert name not in catalog.served
             assert catalog.find(name) is None
         assert Catalog().served.get("a") is None
-        nothing = build(Desired(1, no_records(), no_pointers()), terms, 1)
+        nothing = build(Desired(), terms, 1)
         assert [nothing.served.get(name) for name in odd] == [None] * len(odd)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,7 +16,8 @@ import pytest
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Copies
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
+from lora_fs.sidecar.reconcile.stage.looks import discard, signature
 from tests.reconcile.test_plan import RECORD
 
 SIZE = 10
@@ -99,6 +101,27 @@ def test_nothing_is_kept_of_what_others_removed(process: Callable[..., Process])
     ours.sweep()
     kept = (ours._copies, set(ours._unused_since), ours._known, set(map(str, ours._verified)))
     assert kept == ({ours.path(record(3))}, {ours.path(record(3))}, set(), set())
+
+
+def test_a_copy_that_another_process_removes_is_not_taken(
+    process: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is about to use it waits for the end of the removal, and makes it anew."""
+    ours, theirs, one = process(), process(), record(1)
+    make(theirs, one)
+    theirs.use(())
+    copy = Path(ours.path(one))
+    ours._verified[copy] = signature(copy)
+    with ExitStack() as removal:
+        assert removal.enter_context(theirs._lock.removing(str(copy)))
+
+        def end(_: float) -> None:
+            discard(copy, copy.parent.parent)
+            removal.close()
+
+        monkeypatch.setattr(time, "sleep", end)
+        ours.use_also(str(copy))
+        assert ours.kept(one) is None
 
 
 def test_what_another_process_adds_is_seen_at_once(process: Callable[..., Process]) -> None:

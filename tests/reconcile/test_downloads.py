@@ -28,7 +28,7 @@ BOUND_S = 60
 
 async def test_an_outcome_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who fetches it later leaves the one that was begun since as it is: that goes on, and is told."""
-    downloads: Downloads[str] = Downloads(wait_s=BOUND_S)
+    downloads = Downloads(wait_s=BOUND_S)
     what, told = ("scope", "a"), begun("a", "default", "hf://a")
     go = [threading.Event(), threading.Event()]
 
@@ -68,7 +68,7 @@ async def test_an_outcome_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("stands", [True, False])
 async def test_an_outcome_that_nobody_fetched(stands: bool) -> None:
     """It is told if it still holds; else the work is done again, once for all who ask."""
-    downloads: Downloads[str] = Downloads(wait_s=BOUND_S)
+    downloads = Downloads(wait_s=BOUND_S)
     what, told, go, calls = ("scope", "a"), begun("a", "default", "hf://a"), threading.Event(), []
 
     def call(*_: object) -> str:
@@ -93,7 +93,7 @@ async def test_an_outcome_that_nobody_fetched(stands: bool) -> None:
 
 
 async def abandon(
-    downloads: Downloads[str], name: str, call: Callable[..., str], namespace: str = "default"
+    downloads: Downloads, name: str, call: Callable[..., str], namespace: str = "default"
 ) -> None:
     """Ask for a download and leave before it ends."""
     downloads.wait_s = 0.0
@@ -107,7 +107,7 @@ async def test_what_ended_is_not_under_way() -> None:
 
     Another namespace's downloads take no room of these.
     """
-    downloads, go = Downloads[str](wait_s=BOUND_S), threading.Event()
+    downloads, go = Downloads(wait_s=BOUND_S), threading.Event()
     ended = asyncio.Semaphore(0)
     downloads.wake = lambda: None if downloads.under_way() else ended.release()
     for number in range(MOST_KNOWN):
@@ -122,7 +122,7 @@ async def test_what_ended_is_not_under_way() -> None:
 
 async def test_slow_sources_of_a_namespace_leave_threads_to_others() -> None:
     """One namespace has SHARE downloads at once; a free place of its own goes to its next one."""
-    downloads, go = Downloads[str](wait_s=BOUND_S, share=SHARE), threading.Event()
+    downloads, go = Downloads(wait_s=BOUND_S, share=SHARE), threading.Event()
     running = threading.Semaphore(0)
 
     def slow(*_: object) -> str:
@@ -143,7 +143,7 @@ async def test_slow_sources_of_a_namespace_leave_threads_to_others() -> None:
 async def test_an_old_failure_is_not_an_answer() -> None:
     """A failure that nobody collected for KEPT_S is forgotten: the next caller gets a new try."""
     now = [0.0]
-    downloads, ended = Downloads[str](wait_s=BOUND_S, clock=lambda: now[0]), asyncio.Event()
+    downloads, ended = Downloads(wait_s=BOUND_S, clock=lambda: now[0]), asyncio.Event()
     go = threading.Event()
 
     def fail(*_: object) -> str:

@@ -92,7 +92,23 @@ class Moments:
 
     def __call__(self) -> datetime.datetime:
         self.seconds += 1
+        return self.at()
+
+    def at(self) -> datetime.datetime:
         return datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=self.seconds)
+
+
+def test_a_phase_keeps_its_time_whatever_else_a_status_says() -> None:
+    """As of an adapter that fails again; and one that is not told of any more has changed by then."""
+    moments = Moments()
+    since, failed = Since(moments), told_of(Phase.FAILED, "a")
+    first = since.stamp({"a": failed})["a"].since
+    again = since.stamp({"a": failed.model_copy(update={"attempts": 2})})["a"]
+    assert (again.since, again.attempts) == (first, 2)
+    since.stamp({})
+    gone = moments.at().isoformat()
+    available, _ = since.conditions("a", told_of(Phase.UNLOADED, "a"))
+    assert (available.status, available.lastTransitionTime) == ("True", gone)
 
 
 @given(happenings)
@@ -407,7 +423,8 @@ async def test_two_replicas_of_one_id_are_told(
 ) -> None:
     """Each overwrites the other's report, so nobody waits for both; told until one of them is gone."""
     one, other = (Site(make_rig(), tmp_path / "root", monkeypatch) for _ in range(2))
-    monkeypatch.setattr(status_file, "_time", lambda: "2026-11-21T10:00:00+00:00")  # both began together
+    at = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+    monkeypatch.setattr(status_file, "utc_now", lambda: at)  # both began together
     left = one.registry.layout.replica("r0")
     left.write_bytes(seal(ReplicaStatus(replica="r0", model="tiny", namespaces=("default",))))
 

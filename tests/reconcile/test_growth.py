@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +19,7 @@ from watchdog.observers.api import BaseObserver
 from lora_fs.sidecar.engine import activity, vllm_http
 from lora_fs.sidecar.engine.protocol import Activity
 from lora_fs.sidecar.model import Policy, PolicyKind
-from lora_fs.sidecar.reconcile import plan
+from lora_fs.sidecar.reconcile import plan, status
 from lora_fs.sidecar.reconcile.reconciler import SWEEP_SHARE
 from lora_fs.sidecar.reconcile.watch.watcher import MOST_WATCHED, Volume
 from lora_fs.sidecar.registry.format.layout import Layout, Listing
@@ -57,6 +58,13 @@ async def test_a_request_and_a_status_list_no_loaded_adapters(make_rig: MakeRig)
         async with rig.replica.hold("a0", 5):
             pass
     assert (len(listed), listed.times) == (2, 0)
+
+
+def test_a_status_that_did_not_change_is_not_made_anew() -> None:
+    """However many adapters are loaded: a report compares and dates those alone that are other objects."""
+    records = [RECORD.model_copy(update={"name": f"a{number}"}) for number in range(5_000)]
+    first, second = ([status._ready(r.key, r.generation, None, None) for r in records] for _ in range(2))
+    assert all(map(operator.is_, first, second))
 
 
 async def test_the_stage_is_swept_for_so_much_of_the_time(

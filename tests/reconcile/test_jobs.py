@@ -18,7 +18,7 @@ import pytest
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from lora_fs.sidecar.registry.lifecycle import ingest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,8 +21,9 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Record, Scope
+from lora_fs.sidecar.model import Policy, Record, Scope
 from lora_fs.sidecar.reconcile.admin import service
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import AT_ONCE, SHARE
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
@@ -30,9 +32,10 @@ from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.lifecycle.register_as import RegisterAs
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
-from lora_fs.sidecar.sources.allowed import AllowedRemotes
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import SCOPE
@@ -62,7 +65,7 @@ class Site:
             (SCOPE,),
             cast("Volume", self.volume),
             Expectation(),
-            allowed_sources=(folder,),
+            allowed=Allowed(self.registry.layout.root, (folder,)),
             timeout_s=timeout_s,
             fetching=Fetching(Options(AllowedRemotes(("http://",)).check), 1 << 20, BOUND_S),
             wait_s=BOUND_S,
@@ -274,6 +277,32 @@ async def test_what_was_registered_while_nobody_waited_is_taken_back(site: Site,
     assert (site.serves(), site.revisions()) == ("v1", {"v1"})
 
 
+@pytest.mark.parametrize("said", [RegisterAs(dry_run=True), RegisterAs(activate=False)])
+async def test_what_serves_nothing_is_answered_later_all_the_same(
+    site: Site, web: WebServer, said: RegisterAs
+) -> None:
+    """It is fetched once, for a caller who did not wait: no name has to serve it."""
+    site.http.downloads.wait_s = 0.0
+    url = web.put("/a.tar", tar_of(site.source(1)))
+    ask = partial(Administration(site.http, Policy()).register, SCOPE, "a", url, said)
+    with pytest.raises(WaitTimeout):
+        await ask(None, writer="test")
+    ended = asyncio.Event()
+    site.http.downloads.wake = ended.set
+    await asyncio.wait_for(ended.wait(), BOUND_S)
+    assert (await ask(None, writer="test")).dry_run == said.dry_run
+    assert (site.serves(), site.revisions()) == (None, set() if said.dry_run else {"v1"})
+
+
+@pytest.mark.parametrize("allow", [(), ("base-model",)])
+async def test_a_record_allows_what_its_registration_does(site: Site, allow: tuple[str, ...]) -> None:
+    """And nothing of what the replica was set to allow, which holds for this one alone."""
+    site.http.expectation = Expectation(allow=frozenset({"base-model", "dora"}))
+    admin, source = Administration(site.http, Policy()), str(site.source(1))
+    done = await admin.register(SCOPE, "a", source, RegisterAs(allow=allow), None, writer="test")
+    assert done.record.spec.allowed == allow
+
+
 @pytest.mark.parametrize(("others", "share"), [((), AT_ONCE), ((Scope("other", SCOPE.model),), SHARE)])
 def test_a_namespace_among_others_has_a_share_of_the_downloads(
     site: Site, others: tuple[Scope, ...], share: int
@@ -281,7 +310,14 @@ def test_a_namespace_among_others_has_a_share_of_the_downloads(
     """Alone it has all of them."""
     scopes = (SCOPE, *others)
     http = Registrations(
-        site.registry, scopes, site.volume, Expectation(), allowed_sources=(), timeout_s=BOUND_S
+        site.registry,
+        scopes,
+        site.volume,
+        Expectation(),
+        allowed=Allowed(site.registry.layout.root),
+        timeout_s=BOUND_S,
+        fetching=site.http.fetching,
+        wait_s=BOUND_S,
     )
     assert http.downloads.share == share
 

@@ -960,7 +960,7 @@ async def test_a_resident_whose_record_cannot_be_read(make_rig: MakeRig) -> None
     await use(rig, "a")
     whole = rig.volume.desired
     for pointers in (whole.pointers, no_pointers()):
-        rig.volume.desired = Desired(whole.version + 1, no_records(), pointers)
+        rig.volume.desired = Desired(no_records(), pointers)
         rig.replica = rig.start()
         await rig.settle()
         assert "a" in rig.engine.public()
@@ -1064,7 +1064,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
     assert (len(residents.locks._locks), rig.replica.usage()) == (0, ({}, 0))
-    assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
+    assert (since._stamped, since._conditions, since._noted) == ({}, {}, set())
 
 
 async def test_a_pass_that_breaks_does_not_end_the_loop(

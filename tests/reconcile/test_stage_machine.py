@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage import cache
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Copies
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
 from lora_fs.sidecar.reconcile.stage.lock import FILE
 from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from tests.reconcile.test_plan import RECORD

@@ -21,8 +21,7 @@ from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage import cache, looks
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
-from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S
+from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S, StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.looks import Signature, copy_name
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
@@ -657,7 +656,8 @@ async def test_what_was_verified_is_noted_in_turn(stager: Stager, register: Regi
             locked.append(stager._guard.locked())
             super().__setitem__(copy, seen)
 
-    record = register("a", 1)
+    await stager.stage(register("a", 1))  # the first one looks through the folder
+    record = register("b", 2)
     stager._verified = Noted()
     copy = Path(await stager.stage(record))
     os.utime(copy / WEIGHTS)

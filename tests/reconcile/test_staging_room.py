@@ -28,7 +28,7 @@ from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage import cache
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration

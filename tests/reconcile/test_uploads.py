@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import SourceUnavailable, VolumeUnavailable
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.reconcile.admin import uploads
 from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.offer import ARCHIVE
-from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import tar_of
 
 pytestmark = pytest.mark.anyio
 
 SCOPE = Scope("default", "tiny")
+KEY = AdapterKey(*SCOPE, "v1", "one")
 BOUND_S = 20
 
 
@@ -51,8 +51,8 @@ async def test_a_server_that_ends_does_not_wait_for_the_volume(
 
     monkeypatch.setattr(uploads._Arriving, "append", stuck)
     monkeypatch.setattr(uploads, "DISCARD_S", 0.1)
-    here = Uploads(registry, Expectation(), 1 << 20, 60.0, 60.0)
-    sending = asyncio.create_task(here.receive(SCOPE, "one", Upload("one", files())))
+    here = Uploads(registry, 1 << 20, 60.0, 60.0)
+    sending = asyncio.create_task(here.receive(KEY, Upload("one", files())))
     await asyncio.wait_for(begun.wait(), BOUND_S)
     (folder,) = registry.layout.incoming(SCOPE).iterdir()
     sending.cancel()
@@ -72,11 +72,11 @@ async def test_a_sender_does_not_wait_for_a_volume_that_hangs(
     """It learns soon that the volume is at fault, though an upload may take an hour."""
     registry, hang = Registry(tmp_path / "volume", create=True), threading.Event()
     monkeypatch.setattr(uploads._Arriving, "append", lambda *_: hang.wait(BOUND_S))
-    here = Uploads(registry, Expectation(), 1 << 20, 3600.0, 0.1)
+    here = Uploads(registry, 1 << 20, 3600.0, 0.1)
     try:
         async with asyncio.timeout(BOUND_S / 2):
             with pytest.raises(VolumeUnavailable, match="the volume took no part of the upload in"):
-                await here.receive(SCOPE, "one", Upload("one", files()))
+                await here.receive(KEY, Upload("one", files()))
     finally:
         hang.set()
 
@@ -89,9 +89,14 @@ async def test_a_tar_that_unpacks_for_too_long(tmp_path: Path) -> None:
     async def tar() -> AsyncIterator[tuple[str, bytes]]:
         yield ARCHIVE, packed
 
-    here = Uploads(registry, Expectation(), 1 << 20, 60.0, 60.0)
-    received = await here.receive(SCOPE, "one", Upload("one", tar()))
+    here = Uploads(registry, 1 << 20, 60.0, 60.0)
+    folder = await here.receive(KEY, Upload("one", tar()))
     here.most_s = 0.0
+
+    def unpack() -> None:
+        with here.unpacked(folder):
+            pytest.fail("it was unpacked")
+
     with pytest.raises(SourceUnavailable, match="LORA_FS_FETCH_TIMEOUT_S"):
-        await asyncio.to_thread(here.register, SCOPE, received, "test")
-    assert not received.source.exists()
+        await asyncio.to_thread(unpack)
+    assert not folder.exists()

@@ -92,6 +92,17 @@ def test_a_half_copied_folder_waits(site: Site) -> None:
     assert site.adopter.refusals() == {}
 
 
+def test_a_folder_that_is_listed_no_more_is_not_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS would hide the same name for half a minute once it comes again."""
+    write_adapter(site.folder)
+    site.step()
+    assert site.adopter.waiting()
+    shutil.rmtree(site.folder)
+    monkeypatch.setattr(artifacts, "look", pytest.fail)
+    site.step()
+    assert not site.adopter.waiting()
+
+
 def test_a_namespace_that_requires_evaluations(site: Site) -> None:
     """A dropped folder is registered there and not activated, however often it is looked at."""
     namespace = site.scope.namespace

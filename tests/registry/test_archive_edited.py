@@ -17,7 +17,7 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
 from lora_fs.sidecar.registry.maintenance import fsck, survey
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance.repair import mend
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs, lora_fs, root
@@ -173,7 +173,7 @@ def test_a_shared_id_is_restored_and_told_apart_by_fsck(file: Path, tmp_path: Pa
     state = survey.look(again)
     found = list(fsck.find(again, state, older_than_s=0, hash_files=True))
     assert [one.kind for one in found] == [fsck.Kind.SAME_ID]
-    assert [why for _, why in Mender(again, state, Expectation(), writer="test").mend(found)] == [None]
+    assert [why for _, why in mend(again, state, found, Expectation(), writer="test")] == [None]
     a1, b1 = (survey.look(again).records[key] for key in (A1, B1))
     assert (a1.generation, a1.spec.int_id, b1.generation) == (1, taken, 2)
     assert b1.spec.int_id == int_id(again.marker.registry_uuid, B1, b1.spec.digest)

@@ -20,6 +20,7 @@ from lora_fs.sidecar.errors import Conflict, UnknownOutcome
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.format.layout import Generation, generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import What, collect
@@ -144,6 +145,23 @@ def test_promotions_leave_one_pointer(volume: Registry, scope: Scope, make_adapt
     assert release.active(volume, scope, "a1") == before
     assert before is not None
     assert release.rollback(volume, scope, "a1", writer="test").revision == "v1"
+
+
+def test_a_name_that_came_back_keeps_its_history(
+    volume: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """gc lists the tombstone; then the name goes, and one with the same generation comes: it stays."""
+    put(volume, scope, make_adapter())
+    release.unregister(volume, scope, "a1", writer="test")
+    compact(volume, scope)
+    series = volume.records(series_key(scope))
+    (item,) = (one for one in compaction.find(volume, scope, NOBODY, 0.0) if one.path.parent == series.folder)
+    tombstone = volume.latest(series)[1]
+    assert tombstone is not None
+    assert not tombstone.present
+    item.path.write_bytes(seal(tombstone.model_copy(update={"writer": "another"})))
+    item.remove()
+    assert item.path.exists()
 
 
 def test_of_what_came_and_went_nothing_is_left(

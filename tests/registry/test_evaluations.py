@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.format.layout import TEMPORARY, parse_evaluation
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import collect
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance.repair import mend
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume.folders import make_folder
@@ -222,8 +222,8 @@ def test_an_orphan_is_found_and_mended(registry: Registry, scope: Scope, make_ad
     evaluations.write(registry, evaluation(late))
     (one,) = found(registry)
     assert one.path == registry.layout.evaluation(late)
-    mender = Mender(registry, survey.look(registry), Expectation(("tiny",)), writer="test")
-    assert [why for _, why in mender.mend([one])] == [None]
+    mended = mend(registry, survey.look(registry), [one], Expectation(("tiny",)), writer="test")
+    assert [why for _, why in mended] == [None]
     assert (found(registry), kept.exists(), one.path.exists()) == ([], True, False)
 
 

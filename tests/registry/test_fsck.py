@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts, release
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
 from lora_fs.sidecar.registry.maintenance.garbage import collect
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance.repair import mend
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
@@ -67,8 +67,8 @@ def repair(registry: Registry) -> dict[Kind, str | None]:
     registry.close()
     state = survey.look(registry)
     found = fsck.find(registry, state, older_than_s=0.0, hash_files=True)
-    mender = Mender(registry, state, Expectation(), writer="test")
-    return {finding.kind: outcome for finding, outcome in mender.mend(list(found))}
+    mended = mend(registry, state, list(found), Expectation(), writer="test")
+    return {finding.kind: outcome for finding, outcome in mended}
 
 
 def newest(registry: Registry, key: AdapterKey) -> Path:
@@ -273,7 +273,7 @@ def test_a_copy_that_is_registered_meanwhile_is_left_alone(
         put(two, scope, make_adapter("third", 2))
     state, found = survey.look(two), look(two)
     put(two, scope, make_adapter("third", 2))
-    list(Mender(two, state, Expectation(), writer="test").mend(found))
+    list(mend(two, state, found, Expectation(), writer="test"))
     assert served(two, scope) == {"a1": "v3"}
     assert look(two) == []
 
@@ -378,7 +378,7 @@ def test_what_is_young_is_passed_over(two: Registry, scope: Scope) -> None:
     """A folder being dropped and a copy under way are nobody's leftovers yet."""
     write_adapter(two.layout.artifact(AdapterKey(*scope, "v1", "b1")))
     make_folder(two.layout.incoming(scope))
-    write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
+    write_adapter(artifacts.new_draft(two.layout, scope))
     assert look(two, older_than_s=3600) == []
     assert [finding.kind for finding in look(two)] == [Kind.NO_RECORD, Kind.HALF]
 
@@ -429,7 +429,7 @@ def test_a_name_that_serves_nothing_registered_is_told(two: Registry, scope: Sco
 def test_leftovers_go(two: Registry, scope: Scope) -> None:
     """Temporary names and half copies, wherever writers leave them."""
     make_folder(two.layout.incoming(scope))
-    write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
+    write_adapter(artifacts.new_draft(two.layout, scope))
     (two.layout.revision(scope, "v1") / ".tmp-x").touch()
     (two.layout.root / ".tmp-y").touch()
     two.close()
@@ -462,7 +462,7 @@ def test_what_changed_meanwhile_is_left_alone(two: Registry, scope: Scope) -> No
     state = survey.look(two)
     found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
     release.unregister(two, scope, "a1", writer="test", all_revisions=True)
-    mended = Mender(two, state, Expectation(), writer="test").mend(found)
+    mended = mend(two, state, found, Expectation(), writer="test")
     assert ["meanwhile" in (outcome or "") for _, outcome in mended] == [True]
     assert served(two, scope) == {}
 

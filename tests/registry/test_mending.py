@@ -16,7 +16,7 @@ from lora_fs.sidecar.registry.lifecycle.copying import Copy
 from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import collect
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance.repair import mend
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.crash.acts import look_at_folders
@@ -133,7 +133,7 @@ def test_a_link_in_the_folders_place_is_not_followed(
         for one in fsck.find(registry, state, older_than_s=3600, hash_files=True)
         if one.kind is fsck.Kind.BAD_FILES
     ]
-    ((_, why),) = Mender(registry, state, Expectation(), writer="test").mend(found)
+    ((_, why),) = mend(registry, state, found, Expectation(), writer="test")
     assert "is a symlink, or no folder" in str(why)
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
     target.unlink()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Quota, Scope, State
+from lora_fs.sidecar.registry.format.ids import written_at
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.retention import Revision, beyond
 from lora_fs.sidecar.registry.maintenance import gc
@@ -31,6 +32,17 @@ revisions = st.lists(
     max_size=12,
     unique_by=lambda one: one.name,
 )
+
+
+@pytest.mark.parametrize("text", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00", "2026-01-01T09:00:00+09:00"])
+def test_times_of_writers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time without a zone is UTC, wherever it is read; what is no time is none."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    assert written_at(text) == START
+    assert written_at("yesterday") is None
+    monkeypatch.undo()
+    time.tzset()
 
 
 @given(revisions, st.integers(1, 8))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, InvalidName, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.assembly import locator
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
@@ -22,7 +23,8 @@ from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.sources.allowed import Allowed
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
+from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import MakeAdapter, write_adapter
@@ -60,14 +62,16 @@ def over_http(registry: Registry, scope: Scope, *sources: Path, allow: str = "")
         (scope,),
         volume,  # type: ignore[arg-type]
         expectation,
-        allowed_sources=sources,
+        allowed=Allowed(registry.layout.root, sources),
         timeout_s=60,
+        fetching=Fetching(Options(AllowedRemotes().check), 0, 0.0),
+        wait_s=60,
     )
 
 
 def stager(registry: Registry, stage: Path, *sources: Path, allow: str = "") -> Stager:
     """What makes a replica's copies, as ``assemble`` wires it."""
-    found = locator(registry.layout, Allowed(registry.layout.root, sources))
+    found = locator(registry, Allowed(registry.layout.root, sources))
     made = Stager(stage, found, Expectation(allow=frozenset(allow.split())), max_bytes=1 << 30, timeout_s=60)
     made.prepare()
     return made

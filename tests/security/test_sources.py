@@ -19,7 +19,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.sources.allowed import AllowedRemotes
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.offer import ARCHIVE, Options
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
@@ -51,7 +51,7 @@ def over_http(registry: Registry, scope: Scope, *remotes: str, plugin: str | Non
         (scope,),
         NoVolume(),  # type: ignore[arg-type]
         Expectation(),
-        allowed_sources=(),
+        allowed=Allowed(registry.layout.root),
         timeout_s=60,
         fetching=Fetching(options, 1 << 20, 20.0, plugin),
         wait_s=20,

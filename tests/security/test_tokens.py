@@ -25,6 +25,7 @@ import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its 
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware import access, tokens
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, digest_of, find, parse
 from lora_fs.sidecar.server.routes import dynamo, lora
 from lora_fs.sidecar.settings import Insecure
@@ -161,7 +162,11 @@ async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool)
         app: ASGIApp
         if plugin:
             vllm = FastAPI()
-            routers = lora.router(replica, admin), dynamo.router(replica, admin, hold_timeout_s=5.0)
+            trail = Trail(None)
+            routers = (
+                lora.router(replica, admin, trail),
+                dynamo.router(replica, admin, trail, hold_timeout_s=5.0),
+            )
             vllm.router.routes.extend(route for router in routers for route in router.routes)
             behind = Behind(replica, GateEngine(), 5.0, admin)  # type: ignore[arg-type]
             app = Gate(vllm, lambda: behind)

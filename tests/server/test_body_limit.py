@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from itertools import count
 
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, TemporaryError, TooLarge
-from lora_fs.sidecar.server.middleware.body_limit import PAUSE_S, SMALL_BYTES, Intake
+from lora_fs.sidecar.server.middleware.body_limit import PAUSE_S, SMALL_BYTES, UNREAD, Intake
 
 pytestmark = pytest.mark.anyio
 LARGE = 2 * SMALL_BYTES
+CALLERS = count()
+
+
+def request(told: str | None = None, unread: int = 0) -> Scope:
+    """The head of a request, of a caller who sends no other one."""
+    headers = [] if told is None else [(b"content-length", told.encode())]
+    extensions = {UNREAD: {"bytes": lambda: unread}}
+    return {"headers": headers, "client": (f"caller {next(CALLERS)}", 1), "extensions": extensions}
 
 
 def sending(*chunks: bytes) -> Receive:
@@ -31,12 +40,9 @@ def sending(*chunks: bytes) -> Receive:
     return messages().__anext__
 
 
-async def read(
-    intake: Intake, receive: Receive, told: str | None = None, unread: Callable[[], int] = lambda: 0
-) -> bytes:
+async def read(intake: Intake, receive: Receive, told: str | None = None, unread: int = 0) -> bytes:
     """What a body is when it is let go at once."""
-    headers = {} if told is None else {"content-length": told}
-    async with intake.read(headers, receive, unread=unread) as held:
+    async with intake.read(request(told, unread), receive) as held:
         return bytes(held.body)
 
 
@@ -58,7 +64,7 @@ async def test_all_together() -> None:
     intake = Intake(LARGE)
     async with AsyncExitStack() as stack:
         first, second = [
-            await stack.enter_async_context(intake.read({}, sending(b"x" * LARGE))) for _ in range(2)
+            await stack.enter_async_context(intake.read(request(), sending(b"x" * LARGE))) for _ in range(2)
         ]
         with pytest.raises(TemporaryError, match="ask again"):
             await read(intake, sending(b"x" * LARGE))
@@ -69,7 +75,7 @@ async def test_all_together() -> None:
         second.release()
     for _ in range(3):
         assert len(await read(intake, sending(b"x" * SMALL_BYTES, b"x" * SMALL_BYTES))) == LARGE
-    async with intake.read({}, sending(b"x" * LARGE)), intake.read({}, sending(b"x" * LARGE)):
+    async with intake.read(request(), sending(b"x" * LARGE)), intake.read(request(), sending(b"x" * LARGE)):
         pass
 
 
@@ -82,6 +88,8 @@ async def test_nothing_is_kept_of_one_that_fails(end: bytes, error: type[LoraFsE
     for _ in range(5):
         with pytest.raises(error):
             await read(intake, sending(b"x" * LARGE, end, b""))
+    assert not intake._incomplete
+    assert not intake._coming
     assert len(await read(intake, sending(b"x" * LARGE))) == LARGE
 
 
@@ -100,11 +108,11 @@ async def test_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lora_fs.sidecar.server.middleware.body_limit.SMALL_ROOM_BYTES", 2 * SMALL_BYTES)
     intake, small = Intake(LARGE), b"x" * SMALL_BYTES
     for _ in range(3):
-        async with intake.read({}, sending(small)), intake.read({}, sending(small)):
+        async with intake.read(request(), sending(small)), intake.read(request(), sending(small)):
             with pytest.raises(TemporaryError, match="too many requests"):
                 await read(intake, sending(b"x"))
             assert len(await read(intake, sending(b"x" * LARGE))) == LARGE
-        async with intake.read({}, sending(small)), intake.read({}, sending(small[:-1], b"xx")):
+        async with intake.read(request(), sending(small)), intake.read(request(), sending(small[:-1], b"xx")):
             assert await read(intake, sending(b"x")) == b"x"
 
 
@@ -120,7 +128,7 @@ async def test_a_stall_of_our_own_loop_is_no_clients_pause() -> None:
         await sent.wait()
         return {"type": "http.request", "body": b"x", "more_body": False}
 
-    async with intake.read({}, sending(b"x" * LARGE)):
+    async with intake.read(request(), sending(b"x" * LARGE)):
         reading = asyncio.create_task(read(intake, receive))
         await fed.wait()
         await asyncio.sleep(0)
@@ -144,8 +152,8 @@ async def test_one_that_pauses_gives_way(unread: int) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with intake.read({}, sending(b"x" * LARGE)):
-        reading = asyncio.create_task(read(intake, receive, str(LARGE), lambda: unread))
+    async with intake.read(request(), sending(b"x" * LARGE)):
+        reading = asyncio.create_task(read(intake, receive, str(LARGE), unread))
         await fed.wait()
         began = intake.time()
         while intake.time() - began <= PAUSE_S:  # noqa: ASYNC110
@@ -160,16 +168,33 @@ async def test_one_that_pauses_gives_way(unread: int) -> None:
             await reading
 
 
+async def test_one_of_which_nothing_came_is_not_asked_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the slowest, and has none: the search would never end."""
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.body_limit.SMALL_ROOM_BYTES", 2 * SMALL_BYTES)
+    intake, small = Intake(LARGE), b"x" * SMALL_BYTES
+    empty = asyncio.create_task(read(intake, sending(b"")))
+    pauses = asyncio.create_task(read(intake, sending(small[1:], b"")))
+    await asyncio.sleep(0)
+    began = intake.time()
+    while intake.time() - began <= PAUSE_S:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    async with intake.read(request(), sending(small)):
+        assert await read(intake, sending(small)) == small
+    with pytest.raises(TemporaryError, match="gave way"):
+        await pauses
+    empty.cancel()
+
+
 async def test_a_body_costs_the_same_beside_many() -> None:
     """Others are looked through only where there is no room. 500 stalled bodies held up the first request
     beside them for seconds."""
 
     async def cost(others: int) -> float:
         """The least processor time of 200 pieces of one body, beside so many others of the same caller."""
-        intake, piece = Intake(LARGE), b"x" * 64
+        intake, piece, one = Intake(LARGE), b"x" * 64, request()
 
         async def stalled() -> None:
-            async with intake.read({}, sending(piece, b"", b""), "caller"):
+            async with intake.read(one, sending(piece, b"", b"")):
                 pass
 
         waiting = [asyncio.create_task(stalled()) for _ in range(others)]
@@ -178,10 +203,10 @@ async def test_a_body_costs_the_same_beside_many() -> None:
         least = math.inf
         for _ in range(5):
             began = time.process_time()
-            async with intake.read({}, sending(*[piece] * 200), "caller"):
+            async with intake.read(one, sending(*[piece] * 200)):
                 least = min(least, time.process_time() - began)
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         return least
 

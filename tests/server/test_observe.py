@@ -15,6 +15,7 @@ from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import Served
 from lora_fs.sidecar.server.routes import models, observe
 from tests.reconcile.conftest import Rig, make_rig
@@ -108,7 +109,7 @@ async def test_a_series_goes_with_its_adapter(make_rig: Callable[..., Rig], last
     """Unregistered, it has none; registered anew, evicted is none; failing again, it has its own again."""
     rig = make_rig()
     app = FastAPI()
-    app.include_router(observe.router(rig.replica, Admin(None)))
+    app.include_router(observe.router(rig.replica, Admin(None), Trail(None)))
 
     async def scrape() -> dict[str, str]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sidecar") as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
@@ -85,6 +86,26 @@ def test_a_request_asks_whether_the_engines_host_is_still_there() -> None:
                 await over.wait()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [b"101 Switching Protocols", b"099 Low", b"600 High"])
+def test_a_status_that_no_answer_has_is_the_engines_fault(replica: FakeReplica, status: bytes) -> None:
+    """A client that offered no upgrade would take what follows a 101 for another protocol's bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)
+
+        engine = threading.Thread(target=answer)
+        engine.start()
+        with sidecar(replica, f"http://127.0.0.1:{server.getsockname()[1]}") as url:
+            answered = httpx.post(f"{url}/v1/completions", content=BODY, **LOCAL)
+        engine.join()
+    assert answered.status_code == 503
+    assert f"status is {int(status[:3])}" in answered.json()["error"]["message"]
 
 
 def post(

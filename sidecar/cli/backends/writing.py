@@ -66,8 +66,7 @@ def register(
                 )
 
         bring = fetched if is_fetched else copied
-        effect = register_as.register(registry, scope, name, said, bring, default=context.default_policy())
-    return effect.told(dry_run=said.dry_run)
+        return register_as.register(registry, scope, name, said, bring, default=context.default_policy())
 
 
 def check_linked(folder: Path, root: Path, settings: Settings) -> None:

@@ -24,7 +24,7 @@ from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.maintenance import fsck, survey
 from lora_fs.sidecar.registry.maintenance.garbage import ahead_s
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance.repair import mend
 from lora_fs.sidecar.registry.volume.atomic import explained
 from lora_fs.sidecar.settings import writer_id
 
@@ -234,7 +234,7 @@ def check_registry(
         if repair:
             expectation = context.expectation()
             mended = 0
-            for one, why_not in Mender(registry, state, expectation, writer=writer_id()).mend(found):
+            for one, why_not in mend(registry, state, found, expectation, writer=writer_id()):
                 outcome[one] = why_not
                 if why_not is None:
                     mended += 1

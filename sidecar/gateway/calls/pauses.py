@@ -116,7 +116,8 @@ class Pauses:
             raise failed(refused, (), "the other replicas go on")
         if not done:
             raise failed(told, (), "ask again")
-        missed = {one.name or one.url: one.why for one in self._watch.seen.values() if one.is_missing}
+        out = (one for one in self._watch.seen.values() if one.why and not one.is_other)
+        missed = {one.name or one.url: one.why for one in out}
         missed |= {one.replica: one.why for one in told if not one.has_answered}
         return together(done, not_reached=missed)
 

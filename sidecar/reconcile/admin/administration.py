@@ -5,7 +5,7 @@ A write is read back before its caller has the answer: what this replica lists n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,25 +14,19 @@ from typing import TypeVar
 from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope, check_segment
-from lora_fs.sidecar.reconcile.admin import fetching
-from lora_fs.sidecar.reconcile.admin.fetch_jobs import begun
-from lora_fs.sidecar.reconcile.admin.fetching import Tell
-from lora_fs.sidecar.reconcile.admin.service import Registrations
-from lora_fs.sidecar.reconcile.admin.uploads import URI, Upload
-from lora_fs.sidecar.reconcile.catalog import public_name
+from lora_fs.sidecar.reconcile.admin.service import Asked, Bring, Registrations
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.limits import with_fleet
-from lora_fs.sidecar.registry.lifecycle import ingest, register_as, release
+from lora_fs.sidecar.registry.lifecycle import register_as, release
 from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
-from lora_fs.sidecar.registry.lifecycle.register_as import Bring, Effect, Outcome, RegisterAs
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.reports import Happened, Reports, read_events, read_reports
-from lora_fs.sidecar.sources.known import is_remote
-from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate import Expectation
 
 READS = 4  # at once; who only reads takes no writer's thread
@@ -81,44 +75,8 @@ class Administration:
             WaitTimeout: the fetch still runs; the same call again waits on. See ``ingest.register``.
         """
         AdapterKey.checked(*scope, said.revision or "v1", name)
-        ours, expected = self._registrations, partial(self._expectation, scope, said)
-        if not is_remote(source, ours.fetching.plugin):
-
-            def copied(wanted: Registration) -> Registered:
-                folder = ours.source(source, scope.namespace, reads)
-                ready = replace(wanted, source=folder, uri=folder.as_uri(), resolved=True)
-                return ingest.register(
-                    self._registry, scope, ready, expected(), writer=writer, dry_run=said.dry_run
-                )
-
-            call = partial(self._register, scope, name, said, copied)
-            return (await ours.run(call, f"register {name}")).told(dry_run=said.dry_run)
-        ours.check_remote(source)
-
-        def fetch(tell: Tell, stop: Callable[[], bool]) -> Effect:
-            how = replace(ours.fetching, tell=tell, stop=stop)
-
-            def fetched(wanted: Registration) -> Registered:
-                return fetching.register(
-                    self._registry,
-                    scope,
-                    wanted,
-                    source,
-                    expected(),
-                    how,
-                    writer=writer,
-                    dry_run=said.dry_run,
-                )
-
-            return ours.read_back(partial(self._register, scope, name, said, fetched))
-
-        def stands(done: Effect) -> Awaitable[bool]:
-            return ours.run(lambda: said.dry_run or ours.stands(done), f"look at {name}")
-
-        public = public_name(scope, name, tuple(one.namespace for one in ours.scopes))
-        what = (str(scope), name, source, said.model_dump_json())
-        told = begun(public, scope.namespace, redacted(source))
-        return (await ours.downloads.run(what, told, fetch, stands)).told(dry_run=said.dry_run)
+        asked, words = self._asked(scope, name, said, writer), said.model_dump_json()
+        return await self._registrations.from_source(asked, source, reads, words)
 
     async def upload(
         self,
@@ -133,26 +91,10 @@ class Administration:
         """Take an adapter's files as they come, and register them.
 
         Raises:
-            See ``Uploads.receive`` and ``ingest.register``.
+            As ``Registrations.from_client``.
         """
-        AdapterKey.checked(*scope, said.revision or "v1", name)
-        uploads, expected = self._registrations.uploads, partial(self._expectation, scope, said)
         sent = Upload(name, files, said.revision, said.activate, size_bytes)
-        received = await uploads.receive(scope, name, sent)
-
-        def taken(wanted: Registration) -> Registered:
-            ready = replace(wanted, source=received.source, uri=URI, takes=True)
-            return uploads.register(scope, ready, writer, expected(), dry_run=said.dry_run)
-
-        def call() -> Effect:
-            try:
-                return self._register(scope, name, said, taken)
-            finally:
-                uploads.discard(received)  # a registration has moved its files away
-
-        discard = partial(uploads.discard, received)
-        done = await self._registrations.run(call, f"register the upload of {name}", discard)
-        return done.told(dry_run=said.dry_run)
+        return await self._registrations.from_client(self._asked(scope, name, said, writer), sent)
 
     async def take_back(self, scope: Scope, name: str, made: Made, *, writer: str) -> None:
         """Undo what a load of ``writer``'s wrote; raises what ``undo.take_back`` does."""
@@ -184,11 +126,14 @@ class Administration:
         """Read what happened on every replica of the volume lately."""
         return await self._read(partial(read_events, self._registry.layout))
 
-    def _register(self, scope: Scope, name: str, said: RegisterAs, bring: Bring) -> Effect:
-        def recorded(wanted: Registration) -> Registered:
-            return bring(replace(wanted, allows=frozenset(said.allow)))
+    def _asked(self, scope: Scope, name: str, said: RegisterAs, writer: str) -> Asked[Outcome]:
+        def record(bring: Bring) -> Outcome:
+            def recorded(wanted: Registration) -> Registered:
+                return bring(replace(wanted, allows=frozenset(said.allow)), self._expectation(scope, said))
 
-        return register_as.register(self._registry, scope, name, said, recorded, default=self._default)
+            return register_as.register(self._registry, scope, name, said, recorded, default=self._default)
+
+        return Asked(scope, name, record, writer, said.dry_run)
 
     def _expectation(self, scope: Scope, said: RegisterAs) -> Expectation:
         """What this replica expects, with what is said of one adapter and what the live replicas judge by.

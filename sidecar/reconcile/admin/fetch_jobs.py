@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import SourceUnavailable, TemporaryError, WaitTimeout
@@ -36,8 +36,8 @@ class Busy(TemporaryError):
 
 
 @dataclass(slots=True)
-class _Job(Generic[Result]):
-    task: asyncio.Task[Result]
+class _Job:
+    task: asyncio.Task[Any]
     told: Download
     ended: float | None = None
 
@@ -46,7 +46,7 @@ class _Job(Generic[Result]):
 
 
 @dataclass(slots=True)
-class Downloads(Generic[Result]):
+class Downloads:
     """One replica's downloads.
 
     Attributes:
@@ -59,7 +59,7 @@ class Downloads(Generic[Result]):
     share: int = AT_ONCE
     wake: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
-    _jobs: dict[tuple[str, ...], _Job[Result]] = field(default_factory=dict)
+    _jobs: dict[tuple[str, ...], _Job] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _threads: Daemons = field(default_factory=lambda: Daemons(AT_ONCE, "lora-fs-fetch"))
     _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by namespace
@@ -97,17 +97,18 @@ class Downloads(Generic[Result]):
             job = self._jobs.get(what)
         if job is None:
             job = self._begin(what, told, call)
-        await asyncio.wait({job.task}, timeout=self.wait_s)
-        if not job.task.done():
+        task: asyncio.Task[Result] = job.task
+        await asyncio.wait({task}, timeout=self.wait_s)
+        if not task.done():
             raise WaitTimeout(
                 f"{told.name} is not registered yet: {job.told.progress()} of {told.source}. It goes on: ask "
                 "again, or look for it in /v1/lora_adapters"
             )
         if self._jobs.get(what) is job:  # who waited beside us may have taken it, and begun another
             del self._jobs[what]
-        return job.task.result()
+        return task.result()
 
-    def _begin(self, what: tuple[str, ...], told: Download, call: Call[Result]) -> _Job[Result]:
+    def _begin(self, what: tuple[str, ...], told: Download, call: Call[Any]) -> _Job:
         own = sum(j.ended is None and j.told.namespace == told.namespace for j in self._jobs.values())
         if own >= MOST_KNOWN:
             raise Busy(f"{own} downloads of namespace {told.namespace} are under way here: ask again later")
@@ -134,7 +135,7 @@ class Downloads(Generic[Result]):
         async with self._turns.setdefault(namespace, asyncio.Semaphore(self.share)):
             return await self._threads.run(work)
 
-    def _ended(self, job: _Job[Result]) -> None:
+    def _ended(self, job: _Job) -> None:
         job.ended = self.clock()
         if not job.task.cancelled():
             job.task.exception()  # fetched: nobody may ask for it

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
 from lora_fs.sidecar.registry.lifecycle import ingest
-from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.fetch_cache import fetched
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.release import present_revisions, refuse_served
@@ -80,7 +79,6 @@ def register(
     fetching: Fetching,
     *,
     writer: str,
-    progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Registered:
     """Register what ``source`` names; ignores the source and uri of ``wanted``.
@@ -119,7 +117,7 @@ def register(
             fetching.tell(CHECKING, size, offer.size_bytes)
             ready = replace(wanted, source=got.folder, uri=offer.uri, pin=offer.recorded)
             ready = replace(ready, takes=got.fresh, hashes=got.hashes)
-            done = ingest.register(registry, scope, ready, expectation, writer=writer, progress=progress)
+            done = ingest.register(registry, scope, ready, expectation, writer=writer)
             got.record = done.record
             return replace(done, restored=True) if done.record.key == got.mended else done
 

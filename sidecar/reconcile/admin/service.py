@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from lora_fs.sidecar.concurrency import AllTaken, Threads
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, VolumeUnavailable
@@ -21,18 +21,17 @@ from lora_fs.sidecar.reconcile.admin import fetch_jobs
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, Tell
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
-from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
-from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
+from lora_fs.sidecar.reconcile.admin.uploads import URI, Upload, Uploads
+from lora_fs.sidecar.reconcile.catalog import Served, namespace_of, public_name
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
-from lora_fs.sidecar.registry.lifecycle.register_as import Effect
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
 from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
+from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import path_of, resolve
-from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.remote.downloader import downloaded
 from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
@@ -40,9 +39,10 @@ from lora_fs.sidecar.validate import Expectation
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Done = TypeVar("Done", Registered, Outcome)
+Bring = Callable[[Registration, Expectation], Registered]
 
 AT_ONCE = 8
-_FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,31 @@ class Loaded:
     made: Made
 
 
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Done]):
+    """A registration that a client asks for, wherever its bytes come from.
+
+    Attributes:
+        record: says what to register. It gets the function that adds the bytes and registers it. Blocking.
+        loads: vLLM's load, which is done only while the name serves it.
+    """
+
+    scope: Scope
+    name: str
+    record: Callable[[Bring], Done]
+    writer: str
+    dry_run: bool = False
+    loads: bool = False
+
+
 class Registrations:
     """Writes for one replica.
 
     Args:
-        allowed_sources: folders besides the root to register from.
-        mounts: where the claims of ``pvc://`` are.
+        allowed: the folders to register from.
         fetching: which sources a fetch may use, and its limits.
         wait_s: how long a caller waits for a download.
+        mounts: where the claims of ``pvc://`` are.
     """
 
     def __init__(
@@ -83,20 +100,19 @@ class Registrations:
         volume: Volume,
         expectation: Expectation,
         *,
-        allowed_sources: tuple[Path, ...],
+        allowed: Allowed,
         timeout_s: float,
+        fetching: Fetching,
+        wait_s: float,
         mounts: Mapping[str, Path] | None = None,
-        fetching: Fetching = _FETCHES_NOTHING,
-        wait_s: float = 0.0,
     ) -> None:
         self.registry, self.scopes, self._volume = registry, scopes, volume
         self.expectation, self.timeout_s = expectation, timeout_s
-        self._allowed = Allowed(registry.layout.root, allowed_sources)
-        self._threads = Threads(AT_ONCE)
+        self._allowed, self._threads = allowed, Threads(AT_ONCE)
         self._mounts, self.fetching = mounts or {}, fetching
-        self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s, timeout_s)
+        self.uploads = Uploads(registry, fetching.most_bytes, fetching.most_s, timeout_s)
         share = fetch_jobs.AT_ONCE if len(scopes) == 1 else fetch_jobs.SHARE
-        self.downloads: Downloads[Effect] = Downloads(wait_s, share)
+        self.downloads = Downloads(wait_s, share)
 
     async def register(self, request: LoadRequest, writer: str) -> Loaded:
         """Register what the request names; ``undo`` takes it back.
@@ -106,25 +122,99 @@ class Registrations:
             VolumeUnavailable: not written, or not known to be: a repeat is harmless.
         """
         scope, name = self._scope(request.lora_name)
-        if is_remote(request.lora_path, self.fetching.plugin):
-            done = (await self._fetch(request, scope, name, writer)).registered
-        else:
-
-            def call() -> Registered:
-                source = self.source(request.lora_path, scope.namespace, request.reads)
-                self._check_there(source, request.lora_path)
-                wanted = Registration(
-                    name,
-                    source,
-                    source.as_uri(),
-                    origin="api",
-                    must_be_new=not request.load_inplace,
-                    resolved=True,
-                )
-                return ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
-
-            done = await self.run(call, f"register {name}")
+        wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
+        asked = Asked(scope, name, lambda bring: bring(wanted, self.expectation), writer, loads=True)
+        said = str(request.load_inplace)
+        done = await self.from_source(asked, request.lora_path, request.reads, said)
         return Loaded(done.record, done.made)
+
+    async def upload(self, upload: Upload, writer: str) -> Registered:
+        """Register the files that a client sends.
+
+        Raises:
+            As ``from_client``.
+        """
+        scope, name = self._scope(upload.name)
+        wanted = Registration(name, Path(), "", upload.revision, activate=upload.activate, origin="api")
+        asked = Asked(scope, name, lambda bring: bring(wanted, self.expectation), writer)
+        return await self.from_client(asked, upload)
+
+    async def from_source(
+        self, asked: Asked[Done], source: str, reads: frozenset[str] | None, said: str
+    ) -> Done:
+        """Register a folder that this replica reads, or what it fetches: that goes on without its caller.
+
+        Args:
+            reads: the namespaces that the caller may read; None: all.
+            said: of the registration, besides its name and source: what differs in it is other work.
+        Raises:
+            See ``source``, ``Downloads.run`` and ``ingest.register``.
+        """
+        scope, name = asked.scope, asked.name
+        if not is_remote(source, self.fetching.plugin):
+
+            def copied(wanted: Registration, expectation: Expectation) -> Registered:
+                folder = self.source(source, scope.namespace, reads)
+                if asked.loads:
+                    self._check_there(folder, source)
+                ready = replace(wanted, source=folder, uri=folder.as_uri(), resolved=True)
+                return self._ingest(asked, ready, expectation)
+
+            return await self.run(partial(asked.record, copied), f"register {name}")
+        uri = parse(source) if is_uri(source) else downloaded(source)
+        self.fetching.options.check(uri)  # refuses a forbidden one before anything begins for it
+
+        def fetch(tell: Tell, stop: Callable[[], bool]) -> Done:
+            how = replace(self.fetching, tell=tell, stop=stop)
+            register = partial(fetch_and_register, writer=asked.writer, dry_run=asked.dry_run)
+
+            def fetched(wanted: Registration, expectation: Expectation) -> Registered:
+                return register(self.registry, scope, wanted, source, expectation, how)
+
+            return self.read_back(partial(asked.record, fetched))
+
+        def stands(done: Done) -> Awaitable[bool]:
+            return self.run(partial(self._stands, asked, done.record), f"look at {name}")
+
+        public = public_name(scope, name, [one.namespace for one in self.scopes])
+        told = begun(public, scope.namespace, redacted(source))
+        return await self.downloads.run((str(scope), name, source, said), told, fetch, stands)
+
+    async def from_client(self, asked: Asked[Done], upload: Upload) -> Done:
+        """Take an adapter's files as they come, and register them.
+
+        Raises:
+            See ``Uploads.receive`` and ``ingest.register``.
+        """
+        key = AdapterKey.checked(*asked.scope, upload.revision or "v1", asked.name)
+        folder = await self.uploads.receive(key, upload)
+
+        def call() -> Done:
+            with self.uploads.unpacked(folder) as source:
+
+                def taken(wanted: Registration, expectation: Expectation) -> Registered:
+                    ready = replace(wanted, source=source, uri=URI, takes=True)
+                    return self._ingest(asked, ready, expectation)
+
+                return asked.record(taken)
+
+        discard = partial(self.uploads.discard, folder)
+        return await self.run(call, f"register the upload of {asked.name}", discard)
+
+    def _ingest(self, asked: Asked[Any], ready: Registration, expectation: Expectation) -> Registered:
+        writer, dry_run = asked.writer, asked.dry_run
+        return ingest.register(self.registry, asked.scope, ready, expectation, writer=writer, dry_run=dry_run)
+
+    def _stands(self, asked: Asked[Any], record: Record) -> bool:
+        """Whether an outcome that nobody collected is still so. Blocking."""
+        if asked.dry_run:
+            return True
+        newest = self.registry.latest(self.registry.records(record.key))[1]
+        is_there = newest is not None and newest.present and newest.spec.digest == record.spec.digest
+        if not asked.loads:
+            return is_there
+        pointer = release.active(self.registry, asked.scope, asked.name)
+        return is_there and pointer is not None and pointer.revision == record.revision
 
     async def undo(self, loaded: Loaded, writer: str) -> None:
         """Take a load back. Logs a failure: the caller has an error of its own to report."""
@@ -141,55 +231,6 @@ class Registrations:
         call = partial(take_back, self.registry, scope, name, made, writer=writer)
         await self.run(call, f"take {name} back")
 
-    async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> Effect:
-        self.check_remote(request.lora_path)
-        wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
-
-        def call(tell: Tell, stop: Callable[[], bool]) -> Effect:
-            fetching = replace(self.fetching, tell=tell, stop=stop)
-            before = release.active(self.registry, scope, name)
-            registered = fetch_and_register(
-                self.registry, scope, wanted, request.lora_path, self.expectation, fetching, writer=writer
-            )
-            self._volume.look_now()
-            return Effect(registered, before, registered.pointer)
-
-        def serves(done: Effect) -> bool:
-            pointer = release.active(self.registry, scope, name)
-            serving = pointer.revision if pointer is not None else None
-            return self.stands(done) and serving == done.registered.record.revision
-
-        def stands(done: Effect) -> Awaitable[bool]:
-            return self.run(partial(serves, done), f"look at {name}")
-
-        what = (str(scope), name, request.lora_path, str(request.load_inplace))
-        told = begun(request.lora_name, scope.namespace, redacted(request.lora_path))
-        return await self.downloads.run(what, told, call, stands)
-
-    def stands(self, done: Effect) -> bool:
-        """Whether the revision is still registered. Blocking."""
-        record = done.registered.record
-        newest = self.registry.latest(self.registry.records(record.key))[1]
-        return newest is not None and newest.present and newest.spec.digest == record.spec.digest
-
-    async def upload(self, upload: Upload, writer: str) -> Registered:
-        """Take an adapter's files as they come, and register them.
-
-        Raises:
-            See ``uploads.Uploads.receive`` and ``registration.register``.
-        """
-        scope, name = self._scope(upload.name)
-        AdapterKey.checked(*scope, upload.revision or "v1", name)
-        received = await self.uploads.receive(scope, name, upload)
-        register = partial(self.uploads.register, scope, received, writer)
-        discard = partial(self.uploads.discard, received)
-        return await self.run(register, f"register the upload of {name}", discard)
-
-    def check_remote(self, lora_path: str) -> None:
-        """Refuse a forbidden source before anything begins for it."""
-        uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
-        self.fetching.options.check(uri)
-
     async def unregister(self, lora_name: str, served: Served | None, writer: str) -> None:
         """Withdraw a name with every revision, or the one revision that ``name@revision`` names.
 
@@ -200,12 +241,11 @@ class Registrations:
         """
         unknown = f"The lora adapter '{lora_name[:200]}' cannot be found."
         try:
-            at = (served.record.key.scope, served.record.name) if served else self._scope(lora_name)
-            check_segment("name", at[1])
+            scope, name = (served.record.key.scope, served.record.name) if served else self._scope(lora_name)
+            check_segment("name", name)
         except InputError as error:  # no name, or in no namespace that this replica serves
             raise NotFound(unknown) from error
         revision = served.record.revision if served is not None and "@" in served.name else None
-        scope, name = at
 
         def call() -> object:
             self.registry.check_identity()  # on a lost volume no name is known to be absent

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -21,16 +21,14 @@ import anyio
 
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Finding, Scope
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
-from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.model import AdapterKey, Finding
+from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.release import present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.sources.receive import tarball
-from lora_fs.sidecar.validate import Expectation
 
 WRITE_BYTES = 256 << 10
 DISCARD_S = 2.0  # a refusal waits this long for the removal of the received files
@@ -63,22 +61,20 @@ class Uploads:
     """
 
     registry: Registry
-    expectation: Expectation
     most_bytes: int
     most_s: float
     volume_s: float
     _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
 
-    async def receive(self, scope: Scope, name: str, upload: Upload) -> Registration:
-        """Write all of it onto the volume; ``register`` or ``discard`` is to follow.
+    async def receive(self, key: AdapterKey, upload: Upload) -> Path:
+        """Write all of it into a folder on the volume; ``unpacked`` or ``discard`` is to follow.
 
         Raises:
             TooLarge, OverQuota, InputError: the upload is refused.
             SourceUnavailable: it did not come in time. VolumeUnavailable: the volume does not take it.
         """
-        key = AdapterKey(*scope, upload.revision or "v1", name)
         self._check_size(upload.size_bytes or 0)
-        folder = artifacts.temporary_in(self.registry.layout.incoming(scope))
+        folder = artifacts.new_draft(self.registry.layout, key.scope)
         arriving = _Arriving(self.registry.layout.root, folder)
         kept = False
         try:
@@ -87,15 +83,13 @@ class Uploads:
                 await self._write(arriving, upload.files)
             kept = True
         except TimeoutError as error:
-            raise SourceUnavailable(f"the upload of {name} took more than {self.most_s:.0f} s") from error
+            raise SourceUnavailable(f"the upload of {key.name} took more than {self.most_s:.0f} s") from error
         finally:
             if not kept:
                 discarded = asyncio.wrap_future(self._threads.submit(arriving.discard))
                 with anyio.move_on_after(DISCARD_S, shield=True):
                     await asyncio.shield(discarded)  # it is done after that, too
-        return Registration(
-            name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
-        )
+        return folder
 
     def _begin(self, key: AdapterKey, arriving: _Arriving, size_bytes: int) -> None:
         self.registry.check_writable()
@@ -162,27 +156,17 @@ class Uploads:
 
         return tarball.Budget("the upload", self.most_bytes, check)
 
-    def discard(self, received: Registration) -> None:
+    def discard(self, folder: Path) -> None:
         """Have it removed by a thread: nobody begins to register it."""
-        self._threads.submit(artifacts.discard, received.source)
+        self._threads.submit(artifacts.discard, folder)
 
-    def register(
-        self,
-        scope: Scope,
-        received: Registration,
-        writer: str,
-        expectation: Expectation | None = None,
-        *,
-        dry_run: bool = False,
-    ) -> Registered:
-        """Register the received files, and remove them. Blocking.
+    @contextmanager
+    def unpacked(self, folder: Path) -> Iterator[Path]:
+        """The adapter in a received folder, which is gone afterwards. Blocking.
 
-        Args:
-            expectation: None: the replica's own. dry_run: say what it would register.
-        Raises:
-            See ``ingest.register``.
+        Findings of the block name no place that the sender does not know.
         """
-        source = folder = received.source
+        source = folder
         try:
             archive = folder / ARCHIVE
             if archive.exists():
@@ -190,10 +174,8 @@ class Uploads:
                 make_folder(source, root=self.registry.layout.root)
                 tarball.unpack_within(archive, source, self._budget())
             atomic.sync_names(source)
-            ready = replace(received, source=source)
-            expectation = expectation or self.expectation
-            return ingest.register(self.registry, scope, ready, expectation, writer=writer, dry_run=dry_run)
-        except InvalidAdapter as error:  # where it lay meanwhile is no place that its sender knows
+            yield source
+        except InvalidAdapter as error:
             raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error
         finally:
             artifacts.discard(folder)

@@ -233,10 +233,6 @@ class EngineState:
         yield from ((name, record) for (name, _), record in self._under_load.items())
         yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
 
-    def changing(self) -> Changing:
-        """Names that the engine may still list as before; held until its answer is noted."""
-        return self.locks.watched()
-
     def _count(self, but: str | None = None) -> int:
         """How many of our adapters the engine has, or may have. It lists none of them: each request asks."""
         leaving = {name for name in (*self._under_unload, *self._doubtful) if name not in self.paths}

@@ -49,7 +49,7 @@ class Foreign:
         return frozenset(str(card["id"]) for card in self.cards)
 
     def model_problem(self, model: str) -> Iterator[str]:
-        """Raise what an unknown ``model`` gets: no registered adapter and no base model has its name."""
+        """Yield the condition of a ``model`` without adapters whose name no base model of the engine has."""
         told = [str(card[field]) for card in self.base_cards for field in ("id", "root") if card.get(field)]
         if told and model not in map(_slug, told):
             yield (

@@ -256,7 +256,7 @@ class Residents(EngineState):
         return waited
 
     def why_not_loaded(self) -> str:
-        """Log why an adapter is not loaded that no request wants yet, and what to do if that lasts."""
+        """Say why an adapter is not loaded that no request wants yet, and what to do if that lasts."""
         if self._is_full():
             return f"all {self.limit} places are taken, and it evicts no other: raise --max-loaded"
         return "its load is about to begin; if this lasts, look at the engine's state"

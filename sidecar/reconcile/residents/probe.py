@@ -70,8 +70,7 @@ class EffectProbe:
 
     def look(self) -> None:
         """Begin with the new adapters. Call it on the event loop after each pass."""
-        if self._lacks_base or any(True for _ in self._waiting()):
-            self._due.set()
+        self._due.set()
 
     def keep_only(self, known: Container[str]) -> None:
         """Forget what is known of bytes that no adapter has any more. ``known``: digests."""
@@ -142,7 +141,8 @@ class EffectProbe:
             for prompt in PROMPTS:
                 asked = await self._asked(name, prompt)
                 if asked is None:
-                    self._give_up(digest)
+                    for is_idle in (True, False):
+                        self._tries[digest, is_idle] = MOST_TRIES
                     return
                 rounds.append(Round(base[prompt], asked))
                 found = judge(rounds)
@@ -157,12 +157,10 @@ class EffectProbe:
             del self._tries[digest, is_idle]
         self._residents.effects[digest] = found
         if found is Effect.NONE:
-            self._tell(name, record)
+            told = event("effect.none", adapter=public_of(name), revision=record.revision)
+            logger.warning("%s answers as the base model does", public_of(name), extra=told)
+            self._events.tell("NoEffect", NO_EFFECT, record.key, warning=True)
         self._on_verdict()
-
-    def _give_up(self, digest: str) -> None:
-        for is_idle in (True, False):
-            self._tries[digest, is_idle] = MOST_TRIES
 
     async def _asked(self, name: str, prompt: str) -> tuple[Scores, Scores] | None:
         answers = []
@@ -176,11 +174,6 @@ class EffectProbe:
             answers.append(scores)
             await asyncio.sleep(self._pause_s)
         return answers[0], answers[1]
-
-    def _tell(self, name: str, record: Record) -> None:
-        told = event("effect.none", adapter=public_of(name), revision=record.revision)
-        logger.warning("%s answers as the base model does", public_of(name), extra=told)
-        self._events.tell("NoEffect", NO_EFFECT, record.key, warning=True)
 
 
 NO_EFFECT: Final = (

@@ -23,8 +23,7 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile.stage.counting import Counted, StageFull
-from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull, Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
 from lora_fs.sidecar.reconcile.stage.looks import (
     REMOVED,
@@ -56,7 +55,6 @@ class Copies:
         self._folder, self._within, self.max_bytes = folder, f"{folder}{os.sep}", max_bytes
         self._lock = FolderLock(folder)
         self._looks: dict[str, Look] = {}  # by digest; under the lock
-        self._counted = Counted(self._lock)
         self._guard = threading.Lock()  # of what follows; never held while anything blocks
         self._copies: set[str] = set()  # their paths, as all that follows
         self._unused_since: dict[str, float] = {}
@@ -78,7 +76,6 @@ class Copies:
         try:
             with self._lock.room():
                 self._measure()
-                self._follow()
         except OSError as error:
             raise refused(error, f"cannot look through {self._folder}") from error
 
@@ -117,8 +114,6 @@ class Copies:
     def use_also(self, path: str) -> None:
         """Say that this process's engine is about to read one more copy. Does not block."""
         self._lock.use_also(path)
-        with self._guard:
-            self._known.add(path)
 
     def free_bytes(self) -> int:
         """What copies take that may make room at once, as last seen: from memory."""
@@ -172,16 +167,14 @@ class Copies:
         try:
             yield copying / record.name
         finally:
-            if os.path.lexists(copying):
-                shutil.rmtree(copying, ignore_errors=True)
-                self._counted.forget()
+            shutil.rmtree(copying, ignore_errors=True)
 
     def place(self, copying: Path, record: Record) -> Path:
         """Give a whole copy its name, and its room over to the files, which nobody may write to any more."""
         target, name = Path(self.path(record)), digest_of(record)
         seen = close(str(copying))
         with self._lock.room():
-            used = self._counted.get()
+            used = self._lock.counted()
             self._lock.advance()
             try:
                 os.rename(copying.parent, target.parent)
@@ -196,7 +189,7 @@ class Copies:
             before, self._looks[name] = self._looks.get(name), now
             if used is not None:
                 more = now.size_bytes - (before.size_bytes if before is not None else 0)
-                self._counted.note(used + more - record.spec.size_bytes)
+                self._lock.count(used + more - record.spec.size_bytes)
         with self._guard:
             self._copies.add(str(target))
             self._known.add(str(target))
@@ -216,10 +209,7 @@ class Copies:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock.room():
                 self._measure()
-                self._follow()
                 now = time.monotonic()
-                with self._guard:
-                    self._copies = self._there()
                 for path, since in list(self._unused_since.items()):
                     if now - since >= GRACE_S and path.removeprefix(self._within) not in registered:
                         self._remove(path)
@@ -230,10 +220,8 @@ class Copies:
     def _reserve(self, copying: Path, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, where every process sees it, so that all keep the bound together."""
         with self._lock.room():
-            if os.path.lexists(copying):  # a process died while it made this copy
-                shutil.rmtree(copying, ignore_errors=True)
-                self._counted.forget()
-            used = self._counted.get()
+            shutil.rmtree(copying, ignore_errors=True)  # of a process that died while it made this copy
+            used = self._lock.counted()
             needs = record.spec.size_bytes + (self._measure() if used is None else used)
             if needs > self.max_bytes:
                 needs = record.spec.size_bytes + self._measure()  # it may be less: a person removed a copy
@@ -250,7 +238,7 @@ class Copies:
                 )
             self._lock.advance()
             copying.mkdir()
-            self._counted.note(needs)
+            self._lock.count(needs)
 
     def _removable(self) -> list[str]:
         """Copies that may make room, the one longest out of use first."""
@@ -259,9 +247,6 @@ class Copies:
             unused = sorted(self._unused_since.items(), key=lambda one: one[1])
             may = (path for path, since in unused if path in self._known or since <= cold)
             return [path for path in may if not self._lock.in_use(path)]
-
-    def _there(self) -> set[str]:
-        return {path for one in self._looks.values() for path in one.copies}
 
     def _measure(self) -> int:
         """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use."""
@@ -281,16 +266,16 @@ class Copies:
             elif name.startswith(REMOVED):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
         self._looks = looks
-        if looks != before:
-            self._follow()
+        self._follow()
         used_bytes = under_way + sum(one.size_bytes for one in looks.values())
-        self._counted.note(used_bytes)
+        self._lock.count(used_bytes)
         return used_bytes
 
     def _follow(self) -> None:
         """Know since when each copy that is there is out of use, and forget those that are gone."""
-        there, now = self._there(), time.monotonic()
+        there, now = {path for one in self._looks.values() for path in one.copies}, time.monotonic()
         with self._guard:
+            self._copies = there
             unused = {path for path in there if not self._lock.in_use(path)}
             self._unused_since = {path: self._unused_since.get(path, now) for path in unused}
             self._known = {path for path in self._known if path in there or self._lock.in_use(path)}
@@ -313,7 +298,6 @@ class Copies:
         if not remove_empty(copy.parent):  # another name of these bytes has a copy
             with suppress(FileNotFoundError):
                 self._looks[digest] = look(str(copy.parent), None)  # its time may not have ticked yet
-        self._counted.less(size_bytes)
         with self._guard:
             self._copies.discard(path)
             self._unused_since.pop(path, None)

@@ -1,4 +1,4 @@
-"""What to do about an error of the stage folder's own disk, and which errors mean a damaged copy."""
+"""What to do where the stage folder is full, or its disk fails, and which errors mean a damaged copy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 REREAD_S = 5.0  # a copy that cannot be read for so long will not be read
 _LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host: they tell nothing of a copy
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a file, or the folder, is not what it was
+
+
+class StageFull(VolumeUnavailable):
+    """No room, and nothing that may make some. ``lacks``: so many bytes."""
+
+    def __init__(self, message: str, lacks: int = 0) -> None:
+        super().__init__(message, lacks)
+        self.lacks = lacks
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def refused(error: OSError, what: str) -> VolumeUnavailable:

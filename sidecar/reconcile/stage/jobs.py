@@ -21,14 +21,13 @@ from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile.stage.cache import Copies
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
-from lora_fs.sidecar.reconcile.stage.disk_errors import refused
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull, refused
 from lora_fs.sidecar.reconcile.stage.looks import copy_name
 from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
 from lora_fs.sidecar.trust import BUNDLE
-from lora_fs.sidecar.validate import CODES, Expectation, validate
+from lora_fs.sidecar.validate import Expectation, validate
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 
 Given = TypeVarTuple("Given")
@@ -271,21 +270,21 @@ class Stager(Copies):
             text = _gone(error, source)
             if text is None:
                 raise
-            raise InvalidAdapter(str(record.key), [_finding("missing", text)]) from error
+            raise _invalid(record, "missing", text) from error
         except InputError as error:
-            raise InvalidAdapter(str(record.key), [_finding("not-regular-file", str(error))]) from error
+            raise _invalid(record, "not-regular-file", str(error)) from error
         if artifacts.digest_of(copied) != record.spec.digest:
             text = "the bytes on the volume are not the registered ones (truncated or overwritten)"
-            raise InvalidAdapter(str(record.key), [_finding("digest-mismatch", text)])
+            raise _invalid(record, "digest-mismatch", text)
         report = validate(copying, self._expected_of(record), arriving=False)
         if not report.ok:
             raise InvalidAdapter(str(record.key), report.errors)
 
     def _expected_of(self, record: Record) -> Expectation:
-        allowed = {code for code in record.spec.allowed if _is_allowable(code)} - self._expectation.allow
-        if not allowed:
-            return self._expectation
-        return replace(self._expectation, allow=self._expectation.allow | allowed)
+        """A pickle runs code here: this replica's operator allows it, and no writer of records."""
+        ours = self._expectation
+        allowed = {*ours.allowed(frozenset(record.spec.allowed))} - {"pickle"} - ours.allow
+        return replace(ours, allow=ours.allow | allowed) if allowed else ours
 
 
 async def _no_room(record: Record, lacks: int, since: float) -> bool:
@@ -300,13 +299,6 @@ def _gone(error: VolumeUnavailable, source: Path) -> str | None:
     return f"a registered file is gone: {error}" if isinstance(cause, FileNotFoundError) else None
 
 
-def _is_allowable(code: str) -> bool:
-    """A record may name codes of another lora-fs, and ones that nobody may allow.
-
-    A pickle runs code here: this replica's operator allows it, and no writer of records.
-    """
-    return code != "pickle" and code in CODES and CODES[code].overridable
-
-
-def _finding(code: str, message: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, file=".", message=message)
+def _invalid(record: Record, code: str, message: str) -> InvalidAdapter:
+    finding = Finding(code=code, severity=Severity.ERROR, file=".", message=message)
+    return InvalidAdapter(str(record.key), [finding])

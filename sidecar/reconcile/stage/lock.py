@@ -1,4 +1,4 @@
-"""What the processes that share a stage folder know of each other: who uses a copy, and who makes one.
+"""What the processes that share a stage folder know of each other: who uses or makes a copy, or added one.
 
 The kernel's locks on bytes of one file: a byte for each copy in use, and one for each digest under way. They
 end with their process, however it ends, so that ``kill -9`` leaves nothing to clean up. The file holds the
@@ -48,6 +48,7 @@ class FolderLock:
         self._counting = threading.Lock()
         self._closed = False
         self._generation: bytes | None = None  # inside ``room``: as read there, or begun
+        self._counted: tuple[bytes, int] | None = None  # a generation, and the bytes in use
         # Begins anywhere, so that no generation is another process's, or one of a lock file that was removed.
         self._last = secrets.randbits(8 * _GENERATION_BYTES)
         self._used: set[str] = set()
@@ -88,12 +89,9 @@ class FolderLock:
     def use(self, copies: set[str]) -> set[str]:
         """Have exactly these in use here, so that nobody removes them; returns those that no longer are."""
         with self._guard:
-            released, self._unlocked = (
-                self._used - copies,
-                (self._unlocked & copies) | (copies - self._used),
-            )
+            released, new = self._used - copies, copies - self._used
             self._used = copies
-            self._unlocked = {one for one in self._unlocked if not self._lock_use(one)}
+            self._unlocked = {one for one in new | (self._unlocked & copies) if not self._lock_use(one)}
             for copy in released - self._removing:
                 self._free(_USED + _place(copy))
         return released
@@ -158,8 +156,22 @@ class FolderLock:
             self.made(digest)
         return not free
 
-    def generation(self) -> bytes | None:
-        """Return the folder's generation, None if it has none yet. Call inside ``room``."""
+    def counted(self) -> int | None:
+        """Return the bytes in use as this process counted them, if none has added any since; else None.
+
+        Too many where something was removed: a removal begins no generation. Whoever lacks room looks again.
+        Call inside ``room``.
+        """
+        at = self._counted
+        return at[1] if at is not None and at[0] == self._current() else None
+
+    def count(self, used_bytes: int) -> None:
+        """Know the bytes in use, as of this generation. Call inside ``room``."""
+        generation = self._current()
+        self._counted = (generation, used_bytes) if generation is not None else None
+
+    def _current(self) -> bytes | None:
+        """The folder's generation, None if it has none yet."""
         if self._generation is None and self._fd is not None:
             found = os.pread(self._fd, _GENERATION_BYTES, self._generation_at())
             self._generation = found if len(found) == _GENERATION_BYTES else None

@@ -14,7 +14,7 @@ from collections import deque
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.stage.counting import StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.view.snapshot import touched
 

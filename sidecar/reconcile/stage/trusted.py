@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.concurrency import Daemons
@@ -97,7 +96,7 @@ class Trusted:
         thread = Daemons(1, "lora-fs-trust")
         while self._trust is not None:
             with suppress(TimeoutError, LoraFsError):
-                await asyncio.wait_for(thread.run(partial(self.look)), LOOK_S)
+                await asyncio.wait_for(thread.run(self.look), LOOK_S)
             await asyncio.sleep(LOOK_S)
 
 

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from lora_fs.sidecar.model import AdapterStatus, Condition, Phase
 from lora_fs.sidecar.reconcile.telemetry.events import Now, utc_now
 
-UNAVAILABLE = frozenset({Phase.FAILED, Phase.DRAINING})
-IN_ENGINE = frozenset({Phase.READY, Phase.DRAINING})
-
 # ``Available``: a request for it gets an answer, if need be after a load. ``Loaded``: the engine has it.
 TYPES: Mapping[str, Callable[[Phase], bool]] = {
-    "Available": lambda phase: phase not in UNAVAILABLE,
-    "Loaded": lambda phase: phase in IN_ENGINE,
+    "Available": lambda phase: phase not in (Phase.FAILED, Phase.DRAINING),
+    "Loaded": lambda phase: phase in (Phase.READY, Phase.DRAINING),
 }
 
 
@@ -37,10 +34,8 @@ class Since:
 
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
-        self._phases: dict[str, tuple[Phase, str]] = {}
-        self._stamped: dict[
-            str, tuple[AdapterStatus, AdapterStatus]
-        ] = {}  # the last ones, without a time and with it
+        # The last ones, without a time and with it.
+        self._stamped: dict[str, tuple[AdapterStatus, AdapterStatus]] = {}
         self._at_first = {kind: (holds(Phase.UNLOADED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
         self._noted: set[str] = set()  # new since the last call of ``keep_only``
@@ -56,20 +51,16 @@ class Since:
     def stamp(self, told: Mapping[str, AdapterStatus]) -> dict[str, AdapterStatus]:
         """The same statuses, each with the time since which its phase is what it is."""
         at = self._time()
-        for name in self._phases.keys() - told.keys():  # evicted, or gone
-            del self._phases[name]
+        for name in self._stamped.keys() - told.keys():  # evicted, or gone
             self._note(name, Phase.UNLOADED, at)
         stamped = {}
         for name, status in told.items():
-            phase, since = self._phases.get(name, (None, at))
-            if phase is not status.phase:
-                since = at
-                self._phases[name] = (status.phase, at)
+            last = self._stamped.get(name)
+            if last is None or last[0] is not status:
+                since = last[1].since if last is not None and last[1].phase is status.phase else at
+                last = status, status.model_copy(update={"since": since})
                 self._note(name, status.phase, at)
-            last, dated = self._stamped.get(name, (None, status))
-            if last is not status or dated.since != since:
-                dated = status.model_copy(update={"since": since})
-            stamped[name] = status, dated
+            stamped[name] = last
         self._stamped = stamped
         return {name: dated for name, (_, dated) in stamped.items()}
 
@@ -91,7 +82,7 @@ class Since:
         """Forget names that are no longer served, among those ``changed`` and those just noted."""
         noted, self._noted = self._noted, set()
         for name in noted.union(changed):
-            if name in self._phases:
+            if name in self._stamped:
                 self._noted.add(name)
             elif not is_served(name):
                 self._conditions.pop(name, None)

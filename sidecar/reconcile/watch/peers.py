@@ -16,7 +16,7 @@ from typing import Final
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import Phase, ReplicaStatus
+from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.reconcile.watch.reports import Reports
 from lora_fs.sidecar.registry.format.layout import Layout
 
@@ -94,7 +94,8 @@ class Peers:
                 continue
             known = self._known.get(replica)
             served_at = now if known is None or status.engine == "ready" else known.served_at
-            self._known[replica] = _Known(now, served_at, _loaded(status))
+            ready = (name for name, one in status.adapters.items() if one.phase is Phase.READY)
+            self._known[replica] = _Known(now, served_at, frozenset(ready))
         for replica in look.gone:
             self._known.pop(replica, None)
         self.living = {
@@ -110,7 +111,3 @@ class Peers:
             what = "counts as" if counts else "does not count any more as"
             told = event("placement.replica_counts" if counts else "placement.replica_gone", peer=replica)
             logger.info("replica %s %s a home of eager adapters", replica, what, extra=told)
-
-
-def _loaded(status: ReplicaStatus) -> frozenset[str]:
-    return frozenset(name for name, one in status.adapters.items() if one.phase is Phase.READY)

@@ -1,6 +1,6 @@
 """What the replicas of one registry report on the volume, read again only where it changed. Blocking.
 
-A report is a hint. If one is unreadable, this logs it and keeps the replica's last one.
+A report is a hint. If one is unreadable, a look says why, and the replica's last one stays in force.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.folders import listed
 
-MAX_REPLICAS = 1000
+MOST_REPORTS = 10_000  # of all models' replicas; a gateway has a bound on those of its own model
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,18 @@ class Look:
 
 
 class Reports:
-    """The reports in ``.replicas``, but for ``own``. One thread at a time."""
+    """The reports in ``.replicas``. One thread at a time."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._seen: dict[str, bytes] = {}  # replica → the digest of what was read
 
     def look(self, own: str) -> Look:
-        """Raises VolumeUnavailable: the volume does not list the reports, so none is known to be gone."""
+        """Read all but the report of the replica ``own``.
+
+        Raises:
+            VolumeUnavailable: the volume does not list the reports, so none is known to be gone.
+        """
         changed, unreadable = {}, {}
         names = self.names(own)
         for replica in names:
@@ -60,4 +64,4 @@ class Reports:
         """Return the replicas that report, but for ``own``. Raises as ``look``."""
         names = listed(self._layout.replicas, root=self._layout.root) or ()
         replicas = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MAX_REPLICAS]
+        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MOST_REPORTS]

@@ -23,7 +23,7 @@ from typing import IO, Any
 from lora_fs.sidecar.errors import CorruptRecord, InputError, OperatorError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Begin, End, Tally, check
-from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name
+from lora_fs.sidecar.registry.format.layout import Generation, Layout
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, open_regular
 from lora_fs.sidecar.registry.store import evaluations
@@ -60,9 +60,8 @@ def _snapshot(
     def take(series: Series[Any], listed: Generation) -> None:
         newest, body, data = _newest(registry, series, listed)
         if newest.generation and (body is None or body.generation != newest.generation):
-            path = series.folder / generation_name(series.name, *newest)
             instead = f"generation {body.generation} is exported instead" if body else ""
-            left_out.append(f"{path} cannot be read: {instead or 'nothing of it is exported'}")
+            left_out.append(f"{series.file(newest)} cannot be read: {instead or 'nothing of it is exported'}")
         if body is None:
             return
         path = registry.path(series, body)
@@ -99,8 +98,7 @@ def _newest(
         data = atomic.read_bytes(registry.path(series, body)) if body is not None else None
         if data is not None:
             return newest, body, data
-        path = series.folder / generation_name(series.name, *newest)
-        if body is None and (not newest.generation or not registry.is_gone(path)):
+        if body is None and (not newest.generation or not registry.is_gone(series.file(newest))):
             break
     return newest, None, b""
 
@@ -197,16 +195,13 @@ class _Members:
         return None if data.short else data.sha256
 
 
-class _Hashing(io.RawIOBase):
+class _Hashing:
     """A file of a fixed length: hashed as it is read, and padded with zeros if it is too short."""
 
     def __init__(self, reader: IO[bytes], size_bytes: int) -> None:
         self._reader, self._left = reader, size_bytes
         self._digest = hashlib.sha256()
         self.short = False
-
-    def readable(self) -> bool:
-        return True
 
     def read(self, size: int = -1, /) -> bytes:
         wanted = self._left if size < 0 else min(size, self._left)
@@ -245,6 +240,5 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
         kind = OperatorError if error.errno in FAULTS else InputError
         raise kind(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        atomic.discard(draft)
     return done

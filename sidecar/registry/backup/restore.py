@@ -161,7 +161,7 @@ def _place_files(layout: Layout, file: Path, wanted: Mapping[AdapterKey, Record]
 def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes]]]) -> None:
     """Place one folder. It is whole and synced before it has its name."""
     served, target = {entry.path for entry in record.spec.files}, layout.artifact(record.key)
-    draft = artifacts.temporary_in(layout.incoming(record.key.scope))
+    draft = artifacts.new_draft(layout, record.key.scope)
     for folder in (draft.parent, target.parent):
         make_folder(folder)
     try:

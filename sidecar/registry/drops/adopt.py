@@ -3,8 +3,8 @@
 A replica adopts a folder if no transfer is under way in it and it validates. Its (path, size, mtime) set must
 hold still for the settle time on this process's monotonic clock. An unreadable record is a record: nobody
 dropped the folder beside it. Any replica may adopt; the lease saves reading it twice, and the
-compare-and-set makes a double harmless. ``withdrawals`` handles folders that went, ``candidates`` those that
-wait.
+compare-and-set makes a double harmless. ``disappearances`` handles folders that went, ``candidates`` those
+that wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
 from lora_fs.sidecar.registry.drops.seen import Seen, may_be_a_drop
-from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store import gating
@@ -139,11 +138,9 @@ class Adopter:
         return self.refusals().get(key, "it could not be adopted now: a sidecar may be at it")
 
     def _forget_what_went(self, listed: Mapping[Scope, Seen]) -> None:
-        """Drop the candidates whose folders are not there any more."""
-        homes = {(key.scope, key.revision) for key in self._candidates if key.scope in listed}
-        folders = {(scope, revision): listed[scope].folders(revision) for scope, revision in homes}
+        """Drop the candidates whose folders are not listed any more; opens none of them: see ``atomic``."""
         for key in list(self._candidates):
-            if key.scope in listed and key.name not in folders[key.scope, key.revision]:
+            if key.scope in listed and key.name not in listed[key.scope].listing.of(key.revision).folders:
                 del self._candidates[key]
 
     def _consider(self, key: AdapterKey, desired: Desired) -> bool:
@@ -173,11 +170,10 @@ class Adopter:
 
     def _unread(self, key: AdapterKey, desired: Desired) -> str | None:
         """The file of a listed record that this view does not know: damaged, or not read yet."""
-        listing = desired.listings.get(key.scope, ScopeListing()).revisions.get(key.revision, Listing())
+        listing = desired.listings.get(key.scope, ScopeListing()).of(key.revision)
         if key.name not in listing.records:
             return None
-        folder = self._registry.layout.revision(key.scope, key.revision)
-        return str(folder / generation_name(key.name, *listing.records[key.name]))
+        return str(self._registry.records(key).file(listing.records[key.name]))
 
     def _may_be_half(self, key: AdapterKey, desired: Desired) -> bool:
         """Whether a record that cannot be read may be what a killed adopter began to write.

@@ -9,7 +9,7 @@ from typing import Any
 from lora_fs.sidecar.errors import LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry.drops.seen import NO_NAMES, Seen
+from lora_fs.sidecar.registry.drops.seen import Seen
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
 from lora_fs.sidecar.registry.store.writer import Registry
 
@@ -77,14 +77,13 @@ class Withdrawals:
 
 def _missing(seen: Seen) -> set[AdapterKey]:
     """The records that a folder's drop wrote, and whose folder is not listed."""
-    folders = {revision: seen.folders(revision) for revision in seen.listing.revisions}
     return {
         key
         for key, record in (seen.records or {}).items()
         if record.present
         and record.origin == "folder"
-        and key.name not in folders.get(key.revision, ())
-        and key.name in seen.listing.revisions.get(key.revision, NO_NAMES).records
+        and key.name not in seen.listing.of(key.revision).folders
+        and key.name in seen.listing.of(key.revision).records
     }
 
 

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
-from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.view.snapshot import Desired
-
-NO_NAMES = Listing()
 
 
 @dataclass(slots=True)
@@ -29,10 +26,6 @@ class Seen:
     listing: ScopeListing
     records: Mapping[AdapterKey, Record] | None
     drops: list[AdapterKey] | None = None
-
-    def folders(self, revision: str) -> frozenset[str]:
-        """The names of a revision's folders."""
-        return frozenset(self.listing.revisions.get(revision, NO_NAMES).folders)
 
     @classmethod
     def of(cls, scope: Scope, desired: Desired, before: Seen | None) -> Seen:
@@ -55,12 +48,12 @@ class Seen:
 
     def new_folders(self, scope: Scope, before: Seen | None) -> list[AdapterKey]:
         """The folders that the listing ``before`` did not have; earlier revisions first."""
-        known = before.listing.revisions if before is not None else {}
+        known = before.listing if before is not None else ScopeListing()
         found: list[AdapterKey] = []
         for revision, entries in self.listing.revisions.items():
-            earlier = known.get(revision, NO_NAMES)
+            earlier = known.of(revision)
             if entries is not earlier:
-                names = frozenset(entries.folders).difference(earlier.folders)
+                names = entries.folders - earlier.folders
                 found += [AdapterKey(*scope, revision, name) for name in names]
         return sorted(found, key=_by_revision)
 

@@ -1,7 +1,8 @@
-"""The engine's integer ids, and the order of revisions. Pure: no I/O."""
+"""The engine's integer ids, and the order of revisions, by name and by time. Pure: no I/O."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 from collections import defaultdict
@@ -20,6 +21,15 @@ def natural_order(revision: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that puts v9 before v10."""
     parts = re.split(r"([0-9]+)", revision)
     return tuple((1, int(p), "") if p.isdigit() else (0, 0, p) for p in parts if p)
+
+
+def written_at(text: str) -> datetime.datetime | None:
+    """Parse a time that a writer noted, in RFC 3339; without a zone it is UTC. None if it is no time."""
+    try:
+        at = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
 
 
 def new_ids(records: Mapping[AdapterKey, Record], registry_uuid: str) -> dict[AdapterKey, int]:

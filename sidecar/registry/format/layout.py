@@ -97,15 +97,10 @@ def parse_place(path: str) -> Place | None:
 
 def parse_evaluation(path: str) -> AdapterKey | None:
     """Parse the path of an evaluation, relative to the root. Returns None if it is not one."""
-    segments, suffix = path.removesuffix(".json").split("/"), path.endswith(".json")
-    if (
-        not suffix
-        or len(segments) != 5
-        or segments.pop(2) != EVALUATIONS
-        or not all(map(is_segment, segments))
-    ):
+    segments = path.removesuffix(".json").split("/")
+    if not path.endswith(".json") or len(segments) != 5 or segments.pop(2) != EVALUATIONS:
         return None
-    return AdapterKey(*segments)
+    return AdapterKey(*segments) if all(map(is_segment, segments)) else None
 
 
 def is_segment(name: str) -> bool:
@@ -131,7 +126,7 @@ class Listing:
 
     packed: str = ""
     records: Mapping[str, Generation] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
+    folders: frozenset[str] = frozenset()
     siblings: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -144,11 +139,11 @@ class Listing:
         else:
             fresh = set(names) - before
         records, siblings = dict(last.records), dict(last.siblings)
-        folders = list(last.folders)
+        folders = set(last.folders)
         for file_name in fresh:
             if "@" not in file_name:
                 if SEGMENT.fullmatch(file_name):
-                    folders.append(sys.intern(file_name))
+                    folders.add(sys.intern(file_name))
                 continue
             parsed = parse_generation(file_name)
             if parsed is None:
@@ -161,7 +156,7 @@ class Listing:
                 siblings.pop(name, None)
             if known is None or known < found:
                 records[name] = found
-        return cls(pack(names), records, tuple(folders), siblings)
+        return cls(pack(names), records, frozenset(folders), siblings)
 
     def histories(self) -> dict[str, list[Generation]]:
         """Return all listed generations of each name, in no order."""

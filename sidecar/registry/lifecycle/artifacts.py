@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
-from lora_fs.sidecar.model import FileEntry
-from lora_fs.sidecar.registry.format.layout import REGISTERING
+from lora_fs.sidecar.model import FileEntry, Scope
+from lora_fs.sidecar.registry.format.layout import REGISTERING, Layout
 from lora_fs.sidecar.registry.lifecycle.taking import LEAST_BYTES, Taker, writing
 from lora_fs.sidecar.registry.volume import atomic, permissions
 from lora_fs.sidecar.trust import BUNDLE
@@ -259,13 +259,12 @@ def mark(draft: Path) -> None:
 
 def unmark(folder: Path) -> None:
     """A record names it now. A mark that stays changes nothing beside one."""
-    with suppress(OSError):
-        (folder / REGISTERING).unlink(missing_ok=True)
+    atomic.discard(folder / REGISTERING)
 
 
-def temporary_in(folder: Path) -> Path:
-    """A fresh name for a copy under way."""
-    return folder / secrets.token_hex(16)
+def new_draft(layout: Layout, scope: Scope) -> Path:
+    """A fresh name in ``.incoming/`` for a copy under way."""
+    return layout.incoming(scope) / secrets.token_hex(16)
 
 
 def discard(folder: Path) -> None:
@@ -294,9 +293,7 @@ def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
         VolumeUnavailable: the volume does not answer.
     """
     try:
-        if folder_fd is not None:
-            return _look_into(folder_fd)
-        with entered(folder) as handle:
+        with entered(folder) if folder_fd is None else nullcontext(folder_fd) as handle:
             return _look_into(handle)
     except (FileNotFoundError, NotADirectoryError):
         return None

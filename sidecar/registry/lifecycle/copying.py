@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, Taken, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
@@ -239,9 +239,9 @@ class Copy:
         known = source.path if self.moved else self.judged.draft
         if known is not None:
             return nullcontext(known)
-        draft = new_draft(self.registry, self.key.scope)
-        root = self.registry.layout.root
-        return artifacts.drafted(source.path, draft, self.judged.files, root=root, folder_fd=source.folder)
+        layout = self.registry.layout
+        draft, files = artifacts.new_draft(layout, self.key.scope), self.judged.files
+        return artifacts.drafted(source.path, draft, files, root=layout.root, folder_fd=source.folder)
 
     def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.
@@ -280,8 +280,3 @@ def is_home(source: Path, root: Path, own: tuple[str, str, str, str]) -> bool:
     """Whether a folder lies where its copy would, at ``own``, the parts of that place below the root: no copy
     goes onto itself."""
     return source.parts[-4:] == own and atomic.real_path(source) == atomic.real_path(root).joinpath(*own)
-
-
-def new_draft(registry: Registry, scope: Scope) -> Path:
-    """A fresh name for a private copy."""
-    return artifacts.temporary_in(registry.layout.incoming(scope))

@@ -33,7 +33,7 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import said_more, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, is_home, judged, new_draft
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, is_home, judged
 from lora_fs.sidecar.registry.lifecycle.release import active, check_still_there, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import (
     ADOPTED_IN_PLACE,
@@ -158,7 +158,7 @@ def register(
         served = known.served  # if the bytes are likely the same, compare first, and copy only if they differ
         likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
         stays = dry_run or in_place or wanted.takes or likely
-        draft = None if stays else new_draft(registry, scope)
+        draft = None if stays else artifacts.new_draft(registry.layout, scope)
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
         look = partial(judged, source, expectation, draft, still=still, progress=progress)
         found = stack.enter_context(look(root=registry.layout.root, namespace=scope.namespace))

@@ -55,7 +55,7 @@ def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
         VolumeUnavailable: the volume did not take one.
     """
     target = layout.artifact(record.key)
-    draft = artifacts.temporary_in(layout.incoming(record.key.scope))
+    draft = artifacts.new_draft(layout, record.key.scope)
     try:
         with artifacts.entered(target) as folder:
             bad = [entry for entry in record.spec.files if not _holds(target, entry)]

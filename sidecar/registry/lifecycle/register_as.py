@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,33 +81,19 @@ class Outcome(BaseModel):
     warnings: tuple[Finding, ...] = Field(description="What validation found and did not refuse")
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What a registration wrote, and what the name served before it and serves after it."""
-
-    registered: Registered
-    before: Pointer | None
-    after: Pointer | None
-
-    def told(self, *, dry_run: bool) -> Outcome:
-        """For who asked."""
-        done = self.registered
-        return Outcome(
-            dry_run=dry_run,
-            record=done.record,
-            changed=done.changed,
-            amended=done.amended,
-            restored=done.restored,
-            before=self.before,
-            pointer=self.after,
-            warnings=done.report.warnings,
-        )
-
-
 def register(
     registry: Registry, scope: Scope, name: str, said: RegisterAs, bring: Bring, *, default: Policy
-) -> Effect:
+) -> Outcome:
     """Register by ``bring``, which fills in where the bytes are and calls ``ingest.register``. Blocking."""
     before = release.active(registry, scope, name)
     done = bring(said.registration(registry, scope, name, default))
-    return Effect(done, before, before if said.dry_run else release.active(registry, scope, name))
+    return Outcome(
+        dry_run=said.dry_run,
+        record=done.record,
+        changed=done.changed,
+        amended=done.amended,
+        restored=done.restored,
+        before=before,
+        pointer=before if said.dry_run else release.active(registry, scope, name),
+        warnings=done.report.warnings,
+    )

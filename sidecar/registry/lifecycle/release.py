@@ -1,7 +1,7 @@
 """What people do to registered names: promote, roll back, try a revision on a share, unregister.
 
 Each is a few appends in an order that is safe to stop anywhere, HEAD last. Registering is
-``registration``, changing what is said of a name ``amend``.
+``ingest``, changing what is said of a name ``amend``.
 """
 
 from __future__ import annotations

@@ -9,12 +9,13 @@ removes the files later, as those of any withdrawn revision.
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
-from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.format.ids import natural_order, written_at
 from lora_fs.sidecar.registry.lifecycle.release import active, present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 
@@ -45,11 +46,8 @@ def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) ->
     """
     quota = registry.accounts.quota(scope.namespace)
     of_namespace = quota.keep_revisions if quota is not None else None
-    listing = registry.scan(scope)
-    counts: dict[str, int] = {}
-    for entries in listing.revisions.values():
-        for name in entries.records:
-            counts[name] = counts.get(name, 0) + 1
+    listings = registry.scan(scope).revisions.values()
+    counts = Counter(name for entries in listings for name in entries.records)
     for name, count in sorted(counts.items()):
         if count == 1:
             continue
@@ -61,7 +59,11 @@ def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) ->
         known = present_revisions(registry, scope, name)
         spared = serving(pointer)
         revisions = [
-            Revision(revision, _registered_at(record), _is_kept(record, spared, in_use))
+            Revision(
+                revision,
+                written_at(record.registered_at or record.updated_at),
+                _is_kept(record, spared, in_use),
+            )
             for revision, record in known.items()
         ]
         for revision in beyond(revisions, keep):
@@ -102,11 +104,3 @@ def _is_kept(record: Record, spared: frozenset[str], in_use: Collection[AdapterK
         or record.origin == "folder"
         or record.key in in_use
     )
-
-
-def _registered_at(record: Record) -> datetime.datetime | None:
-    try:
-        at = datetime.datetime.fromisoformat(record.registered_at or record.updated_at)
-    except ValueError:
-        return None
-    return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)

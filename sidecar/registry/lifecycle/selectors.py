@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import translate
+from functools import cached_property
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Record
@@ -28,7 +29,7 @@ class Requirement:
         return holds != self.negated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """Which adapters a list contains; all by default.
 
@@ -38,12 +39,11 @@ class Selection:
 
     pattern: str | None = None
     requirements: tuple[Requirement, ...] = ()
-    _name: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _name(self) -> re.Pattern[str] | None:
         # fnmatchcase would keep 32,768 patterns for good, each of up to 70 KiB.
-        name = re.compile(translate(self.pattern)) if self.pattern is not None else None
-        object.__setattr__(self, "_name", name)
+        return re.compile(translate(self.pattern)) if self.pattern is not None else None
 
     @classmethod
     def parse(cls, pattern: str | None, selector: str | None) -> Selection:

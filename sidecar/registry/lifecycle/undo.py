@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
-from lora_fs.sidecar.registry.format.layout import Generation, generation_name
+from lora_fs.sidecar.registry.format.layout import Generation
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -166,7 +166,7 @@ class _Undo:
                 try:
                     self.read[generation] = self.registry.read(series, generation)
                 except CorruptRecord:
-                    whole &= self.registry.is_gone(series.folder / generation_name(self.name, *generation))
+                    whole &= self.registry.is_gone(series.file(generation))
         pointers = tuple(self.read[one] for one in listed if one in self.read)
         return _History(pointers, frozenset(one.undone for one in pointers if one.undone), whole)
 

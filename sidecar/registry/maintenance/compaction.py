@@ -15,12 +15,12 @@ from contextlib import suppress
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import STORE_STATE, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
-from lora_fs.sidecar.registry.format.layout import Generation, generation_name
+from lora_fs.sidecar.registry.format.layout import Generation
 from lora_fs.sidecar.registry.lifecycle.retention import serving
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, age_s, remove_empty, size_of
 from lora_fs.sidecar.registry.store.head import current_head, raise_floor
@@ -32,11 +32,16 @@ HISTORY_S = 7 * 24 * 3600.0
 
 
 class _Newest(NamedTuple):
-    """The newest generation of a series."""
+    """The newest generation of a series, as it was read."""
 
+    registry: Registry
+    series: Series[Any]
+    generation: Generation
     body: Record | Pointer
-    path: Path
-    read: Callable[[], Record | Pointer | None]
+
+    @property
+    def path(self) -> Path:
+        return self.series.file(self.generation)
 
     @property
     def is_tombstone(self) -> bool:
@@ -46,8 +51,10 @@ class _Newest(NamedTuple):
 
     def is_there(self) -> bool:
         """Whether it is still what it was: a name that went and came back has others."""
-        now = self.read()
-        return now is not None and now.sum == self.body.sum
+        with suppress(CorruptRecord):
+            now: Record | Pointer = self.registry.read(self.series, self.generation)
+            return now.sum == self.body.sum
+        return False
 
 
 def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Generation]:
@@ -128,11 +135,11 @@ def _superseded(
 ) -> Iterator[Garbage]:
     if len(generations) == 1:
         return
-    going = superseded({one: age_s(_path(series, one)) for one in generations}, older_than_s)
+    going = superseded({one: age_s(series.file(one)) for one in generations}, older_than_s)
     newest = _read(registry, series, generations) if going else None
     if newest is None:
         return  # what is in force may be among them
-    paths = [_path(series, one) for one in going]
+    paths = [series.file(one) for one in going]
     many = f"{len(paths)} generations" if len(paths) > 1 else "a generation"
     why = f"{many} of {series.name} that {newest.body.generation} supersedes"
     remove = partial(_drop, newest, paths, sync)
@@ -194,15 +201,6 @@ def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
 def _read(registry: Registry, series: Series[Body], generations: Collection[Generation]) -> _Newest | None:
     """The newest generation; None if it cannot be read: what is in force is another one."""
     newest = max(generations)
-
-    def read() -> Body | None:
-        with suppress(CorruptRecord):
-            return registry.read(series, newest)
-        return None
-
-    body = read()
-    return _Newest(body, _path(series, newest), read) if body is not None else None
-
-
-def _path(series: Series[Body], generation: Generation) -> Path:
-    return series.folder / generation_name(series.name, *generation)
+    with suppress(CorruptRecord):
+        return _Newest(registry, series, newest, registry.read(series, newest))
+    return None

@@ -45,8 +45,7 @@ def orphans(
 ) -> Iterator[Garbage]:
     """Evaluations of revisions that have no record, and folders that a writer left empty."""
     for path, key in files(registry.layout, scope, list_names):
-        entries = listing.revisions.get(key.revision)
-        is_known = entries is not None and key.name in entries.records
+        is_known = key.name in listing.of(key.revision).records
         if not is_known and is_older(path, older_than_s):
             remove = partial(_remove, registry, path, key)
             why = f"an evaluation of {key.name}@{key.revision}, which has no record"

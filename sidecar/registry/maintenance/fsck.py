@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.backup.archive import check
 from lora_fs.sidecar.registry.format.ids import new_ids
-from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
+from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import lies
@@ -148,7 +148,7 @@ def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
     for scope, revision, entries in state.folders():
         for name in entries.siblings:
             key = AdapterKey(*scope, revision, name)
-            path = series_of(registry, key).folder / generation_name(name, *entries.records[name])
+            path = series_of(registry, key).file(entries.records[name])
             text = "two writers published this generation, and this one is in force"
             mend = "" if key in state.unread else "the one in force is written again"
             yield Finding(Kind.SIBLINGS, path, text, mend, key)
@@ -236,7 +236,7 @@ def _holds(folder: Path, entry: FileEntry, hash_files: bool) -> bool:
 def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
     for scope, listing in state.listings.items():
         for revision, entries in listing.revisions.items():
-            for name in sorted(set(entries.folders) - entries.records.keys()):
+            for name in sorted(entries.folders - entries.records.keys()):
                 key = AdapterKey(*scope, revision, name)
                 folder = registry.layout.artifact(key)
                 with noted(state, folder):

@@ -100,7 +100,7 @@ def _remove_artifact(layout: Layout, key: AdapterKey, still: Callable[[], bool])
         return
     path, incoming = layout.artifact(key), layout.incoming(key.scope)
     make_folder(incoming, root=layout.root)
-    aside = artifacts.temporary_in(incoming)
+    aside = artifacts.new_draft(layout, key.scope)
     os.rename(path, aside)
     try:
         atomic.sync_names(incoming)  # else a loss of power may bring it back, without the files that went

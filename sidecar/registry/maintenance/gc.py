@@ -127,7 +127,7 @@ def unfinished(
     """Copies in their places whose writers died before the record, unless somebody changed one since."""
     is_named = _named(registry)
     for revision, entries in listing.revisions.items():
-        for name in sorted(set(entries.folders) - entries.records.keys()):
+        for name in sorted(entries.folders - entries.records.keys()):
             key = AdapterKey(*scope, revision, name)
             folder = registry.layout.artifact(key)
             files = list_names(folder)

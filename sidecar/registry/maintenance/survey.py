@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, NewerRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
-from lora_fs.sidecar.registry.format.layout import Listing, generation_name
+from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.store.reader import ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 
@@ -62,14 +62,13 @@ def look(registry: Registry) -> State:
         for name, listed in entries.records.items():
             key = AdapterKey(*scope, revision, name)
             series = series_of(registry, key)
-            with noted(state, series.folder / generation_name(name, *listed)):
+            with noted(state, series.file(listed)):
                 try:
                     body = registry.read(series, listed)
                 except CorruptRecord as error:
                     newest, body = registry.latest(series)
                     if newest.generation and (body is None or body.generation != newest.generation):
-                        path = series.folder / generation_name(name, *newest)
-                        state.unread[key] = Unread(path, isinstance(error, NewerRecord))
+                        state.unread[key] = Unread(series.file(newest), isinstance(error, NewerRecord))
                 if isinstance(body, Record):
                     state.records[key] = body
                 elif isinstance(body, Pointer):
@@ -84,11 +83,10 @@ def series_of(registry: Registry, key: AdapterKey) -> Series[Any]:
 
 def names_in(registry: Registry, state: State, folder: Path) -> Sequence[str]:
     """The names in a folder. If the volume does not list it: no names, and keep it as ``unknown``."""
-    try:
-        return registry.names(folder)
-    except VolumeUnavailable as error:
-        state.unknown[folder] = error
-        return ()
+    names: Sequence[str] = ()
+    with noted(state, folder):
+        names = registry.names(folder)
+    return names
 
 
 @contextmanager

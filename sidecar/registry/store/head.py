@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -166,8 +165,7 @@ def _read_newest(layout: Layout) -> bytes | None:
         try:
             return atomic.read_bytes(probe, limit_bytes=READ_BYTES)
         finally:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)  # gc removes what is left
+            atomic.discard(probe)
 
 
 def raise_floor(layout: Layout, epoch: int, seq: int, first: int) -> None:

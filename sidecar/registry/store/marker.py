@@ -72,8 +72,7 @@ def has_hard_links(folder: Path) -> bool:
         raise atomic.unavailable(error, f"cannot try hard links in {folder}") from error
     finally:
         for left in (second, first):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
+            atomic.discard(left)
 
 
 def _is_one_file(first: Path, second: Path) -> bool:

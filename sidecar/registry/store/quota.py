@@ -25,6 +25,7 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
 )
 from lora_fs.sidecar.model import AdapterKey, Quota, Record
+from lora_fs.sidecar.registry.format.ids import written_at
 from lora_fs.sidecar.registry.format.layout import QUOTA, Generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.reader import Reader
@@ -182,7 +183,8 @@ class Accounts:
 
     def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
         usage = self.usage(key.namespace)
-        self._check_size(quota, usage, key, size_bytes)
+        if (refusal := _too_large(quota, usage, key, size_bytes)) is not None:
+            raise refusal
         allowed = quota.registrations_per_minute
         if allowed is not None and len(usage.recent) >= allowed:
             wait_s = WINDOW_S - usage.recent[allowed - 1] if allowed else WINDOW_S
@@ -199,29 +201,7 @@ class Accounts:
         if not usage.sizes.keys() - before.sizes.keys():
             return None  # nobody else wrote meanwhile
         others = Usage(frozenset((k.model, k.name) for k in usage.sizes), usage.sizes, usage.recent)
-        try:
-            self._check_size(quota, others, key, size_bytes)
-        except OverQuota as error:
-            return error
-        return None
-
-    @staticmethod
-    def _check_size(quota: Quota, usage: Usage, key: AdapterKey, size_bytes: int) -> None:
-        before = usage.size_bytes
-        grows = size_bytes - usage.sizes.get(key, 0)
-        if quota.size_bytes is not None and grows > 0 and before + grows > quota.size_bytes:
-            raise OverQuota(
-                f"{key} would need {grows} bytes more; namespace {key.namespace} uses {before} of the "
-                f"{quota.size_bytes} it may: unregister what it does not need, or raise it with "
-                "`lora-fs quota --bytes`"
-            )
-        is_new = (key.model, key.name) not in usage.names
-        if quota.adapters is not None and is_new and len(usage.names) >= quota.adapters:
-            raise OverQuota(
-                f"{key.name} would be one adapter more; namespace {key.namespace} has {len(usage.names)} of "
-                f"the {quota.adapters} it may: unregister what it does not need, or raise it with "
-                "`lora-fs quota --adapters`"
-            )
+        return _too_large(quota, others, key, size_bytes)
 
     def _in_force(self, key: AdapterKey, newest: Generation) -> _Seen | None:
         try:
@@ -270,10 +250,26 @@ def _limits(quota: Quota) -> bool:
     return any(one is not None for one in bounds)
 
 
+def _too_large(quota: Quota, usage: Usage, key: AdapterKey, size_bytes: int) -> OverQuota | None:
+    """Why a revision of ``size_bytes`` does not fit beside the usage; None: it does. The rate is no part."""
+    before = usage.size_bytes
+    grows = size_bytes - usage.sizes.get(key, 0)
+    if quota.size_bytes is not None and grows > 0 and before + grows > quota.size_bytes:
+        return OverQuota(
+            f"{key} would need {grows} bytes more; namespace {key.namespace} uses {before} of the "
+            f"{quota.size_bytes} it may: unregister what it does not need, or raise it with "
+            "`lora-fs quota --bytes`"
+        )
+    is_new = (key.model, key.name) not in usage.names
+    if quota.adapters is not None and is_new and len(usage.names) >= quota.adapters:
+        return OverQuota(
+            f"{key.name} would be one adapter more; namespace {key.namespace} has {len(usage.names)} of "
+            f"the {quota.adapters} it may: unregister what it does not need, or raise it with "
+            "`lora-fs quota --adapters`"
+        )
+    return None
+
+
 def _seen(record: Record) -> _Seen:
-    try:
-        at = datetime.datetime.fromisoformat(record.updated_at)
-        at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
-    except ValueError:
-        at = None
-    return _Seen(record.present, record.spec.digest, record.spec.size_bytes, at)
+    spec = record.spec
+    return _Seen(record.present, spec.digest, spec.size_bytes, written_at(record.updated_at))

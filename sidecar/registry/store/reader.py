@@ -45,6 +45,17 @@ class Series(Generic[Body]):
     revision: str | None
     name: str
 
+    @property
+    def key(self) -> Known:
+        """Whose generations they are."""
+        if self.revision is None:
+            return self.scope, self.name
+        return AdapterKey(*self.scope, self.revision, self.name)
+
+    def file(self, generation: Generation) -> Path:
+        """The file of a generation."""
+        return self.folder / generation_name(self.name, *generation)
+
 
 @dataclass(frozen=True, slots=True)
 class ScopeListing:
@@ -57,6 +68,10 @@ class ScopeListing:
     def pointers(self) -> Mapping[str, Generation]:
         """The newest pointer of each name."""
         return self.active.records
+
+    def of(self, revision: str) -> Listing:
+        """The names in a revision's folder; none if there is no such folder."""
+        return self.revisions.get(revision) or Listing()
 
 
 class Reader:
@@ -248,7 +263,7 @@ class Reader:
             CorruptRecord: not there, no file, its seal does not hold, or it belongs elsewhere.
             VolumeUnavailable: the volume did not answer, or the registry is gone.
         """
-        path = series.folder / generation_name(series.name, *generation)
+        path = series.file(generation)
         try:
             data = atomic.read_bytes(path)
         except NotRegular as error:
@@ -272,7 +287,7 @@ class Reader:
     def path(self, series: Series[Record] | Series[Pointer], body: Record | Pointer) -> Path:
         """The file of a body of this series."""
         token = body.token if self.marker.tier == "lww" else ""
-        return series.folder / generation_name(series.name, body.generation, token)
+        return series.file(Generation(body.generation, token))
 
     @staticmethod
     def is_gone(path: Path) -> bool:

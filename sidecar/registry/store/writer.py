@@ -224,8 +224,7 @@ class Registry(Reader):
             told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
             raise UnknownOutcome(told) from error
         if not stands:
-            with suppress(OSError):  # below what is in force nobody reads it, and gc removes it
-                (series.folder / name).unlink(missing_ok=True)
+            atomic.discard(series.folder / name)  # below what is in force nobody reads it
             return None
         self._announcer.note(self.path(series, body))
         return body
@@ -272,7 +271,7 @@ class Registry(Reader):
         GlusterFS, NFS and sshfs answer an open for seconds after another client removed the file.
         ``link()`` reaches the server.
         """
-        path = series.folder / generation_name(series.name, *top)
+        path = series.file(top)
         return not self.is_gone(path) if self.marker.tier == "lww" else atomic.is_on_server(path)
 
     def _listed_anew(self, series: Series[Body]) -> Generation:

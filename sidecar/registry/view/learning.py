@@ -7,25 +7,30 @@ gone, takes its place, whatever its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, Place, generation_name
-from lora_fs.sidecar.registry.store.reader import Body, Known, Reader, ScopeListing, Series
-from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, Key
+from lora_fs.sidecar.registry.store.reader import Known, Reader, ScopeListing, Series
+from lora_fs.sidecar.registry.view.snapshot import Desired, Growing
 
-WITHDRAWN = {"writer": "somebody"}  # what has no tombstone any more
+# What has no tombstone any more:
+WITHDRAWN = {"writer": "somebody", "state": State.DELETED}
+UNSAID = {"writer": "somebody", "revision": None, "previous_revision": None, "canary": None}
 BATCH = 512  # bodies asked for at once, where several threads read
 
 
-class _Wanted(NamedTuple, Generic[Key, Body]):
+_Read = Record | Pointer | CorruptRecord | VolumeUnavailable  # a body, or why it cannot be read
+
+
+class _Wanted(NamedTuple):
     """A listed generation that the view does not hold."""
 
-    key: Key
-    series: Series[Body]
+    series: Series[Any]
     generation: Generation
 
 
@@ -57,6 +62,10 @@ class Learning:
     def learned(self) -> bool:
         return self.records.grew or self.pointers.grew
 
+    def mapping_of(self, key: Known) -> Growing[Any, Any]:
+        """The mapping that a key belongs to: of records, or of pointers."""
+        return self.records if isinstance(key, AdapterKey) else self.pointers
+
     def withdraw(self, before: Desired, unlisted: Collection[Path], told: Collection[Known]) -> list[Known]:
         """Withdraw known bodies that are absent, and keep those whose state is unknown.
 
@@ -66,56 +75,32 @@ class Learning:
         Returns:
             The withdrawn ones.
         """
-        deleted = {**WITHDRAWN, "state": State.DELETED}
-        unsaid = {**WITHDRAWN, "revision": None, "previous_revision": None, "canary": None}
-        return [
-            *self._withdraw(self._registry.records, self.records, before.records, deleted, unlisted, told),
-            *self._withdraw(
-                lambda key: self._registry.pointers(*key),
-                self.pointers,
-                before.pointers,
-                unsaid,
-                unlisted,
-                told,
-            ),
-        ]
-
-    def _withdraw(
-        self,
-        series_of: Callable[[Key], Series[Body]],
-        found: Growing[Key, Body],
-        before: Mapping[Key, Body],
-        fields: Mapping[str, Any],
-        unlisted: Collection[Path],
-        told: Collection[Known],
-    ) -> Iterator[Key]:
-        for key, body in before.items():
+        withdrawn: list[Known] = []
+        known: Iterator[tuple[Known, Any]] = chain(before.records.items(), before.pointers.items())
+        for key, body in known:
+            found = self.mapping_of(key)
             now = found.get(key)
             if now is not None and now.generation >= body.generation:
                 continue
-            series = series_of(key)
+            series = self._registry.series(key)
             unknown = series.folder in unlisted or series.name in self.unread.get(series.folder, ())
             if not unknown and key in told:  # a listing may lack it, or have what was before it
                 unknown = now is None or not self._registry.is_gone(self._registry.path(series, body))
             if unknown:
                 found.put(key, body)
             elif now is None and serves(body):
+                fields = WITHDRAWN if isinstance(body, Record) else UNSAID
                 found.put(key, body.model_copy(update=fields))
-                yield key
-
-    def forget(self, tombstones: Iterable[Known]) -> None:
-        """Keep these no longer."""
-        for key in tombstones:
-            if isinstance(key, AdapterKey):
-                self.records.drop(key)
-            else:
-                self.pointers.drop(key)
+                withdrawn.append(key)
+        return withdrawn
 
     def told(self, key: Known, generation: Generation) -> bool:
         """Read a generation that HEAD names; False if a listing has to tell what is in force."""
-        if isinstance(key, AdapterKey):
-            return self._learn_told(self.records, _Wanted(key, self._registry.records(key), generation))
-        return self._learn_told(self.pointers, _Wanted(key, self._registry.pointers(*key), generation))
+        one, held = _Wanted(self._registry.series(key), generation), self.mapping_of(key).get(key)
+        if held is not None and generation.generation <= held.generation:
+            return self._learn_anew(one, held)
+        self._learn([one])
+        return not self.problems
 
     def knows_what_it_names(self, place: Place) -> bool:
         """Whether the view has the revision that a pointer serves, present or withdrawn; of a record True."""
@@ -124,14 +109,7 @@ class Learning:
             return True
         return self.records.get(AdapterKey(*place.scope, pointer.revision, place.name)) is not None
 
-    def _learn_told(self, known: Growing[Key, Body], one: _Wanted[Key, Body]) -> bool:
-        held = known.get(one.key)
-        if held is not None and one.generation.generation <= held.generation:
-            return self._learn_anew(known, one, held)
-        self._learn(known, [one])
-        return not self.problems
-
-    def _learn_anew(self, known: Growing[Key, Body], one: _Wanted[Key, Body], held: Body) -> bool:
+    def _learn_anew(self, one: _Wanted, held: Record | Pointer) -> bool:
         """Take a generation not above the held one, if the held file is gone: removed, and written anew.
 
         What the held one builds on is no news: only the newest file is lost, and stays in force.
@@ -139,7 +117,7 @@ class Learning:
         Returns:
             False if a listing has to tell what is in force.
         """
-        own = Generation(held.generation, held.token if one.generation.token else "")
+        own = _generation(held, one.generation)
         try:
             if own != one.generation and not self._registry.is_gone(self._registry.path(one.series, held)):
                 return one.generation.generation < held.generation  # a listing shows a sibling
@@ -151,7 +129,7 @@ class Learning:
             return False
         built_on = held.previous and (held.previous.generation, held.previous.sum)
         if found.token != held.token and built_on != (found.generation, found.sum):
-            known.put(one.key, found)
+            self.mapping_of(one.series.key).put(one.series.key, found)
         return True
 
     def scope(self, scope: Scope, listing: ScopeListing, last: ScopeListing) -> None:
@@ -159,19 +137,11 @@ class Learning:
         layout = self._registry.layout
         for revision, entries in listing.revisions.items():
             folder = layout.revision(scope, revision)
-            records = [
-                _Wanted(
-                    AdapterKey(*scope, revision, name), Series(Record, folder, scope, revision, name), found
-                )
-                for name, found in self._news(folder, entries, last.revisions.get(revision))
-            ]
-            self._learn(self.records, records)
+            news = self._news(folder, entries, last.revisions.get(revision))
+            self._learn([_Wanted(Series(Record, folder, scope, revision, name), one) for name, one in news])
         folder = layout.active(scope)
-        pointers = [
-            _Wanted((scope, name), Series(Pointer, folder, scope, None, name), found)
-            for name, found in self._news(folder, listing.active, last.active)
-        ]
-        self._learn(self.pointers, pointers)
+        news = self._news(folder, listing.active, last.active)
+        self._learn([_Wanted(Series(Pointer, folder, scope, None, name), one) for name, one in news])
 
     def _news(self, folder: Path, listing: Listing, last: Listing | None) -> list[tuple[str, Generation]]:
         for name, count in listing.siblings.items():
@@ -186,30 +156,32 @@ class Learning:
         held = last.records if last is not None else {}
         return [one for one in listing.records.items() if held.get(one[0]) != one[1] or one[0] in unread]
 
-    def _learn(self, known: Growing[Key, Body], wanted: list[_Wanted[Key, Body]]) -> None:
+    def _learn(self, wanted: list[_Wanted]) -> None:
         missing = []
         for one in wanted:
-            held = known.get(one.key)
+            key = one.series.key
+            held = self.mapping_of(key).get(key)
             if held is None or _generation(held, one.generation) < one.generation:
                 missing.append(one)
-            elif one.generation.generation < held.generation or one.key in self._gone:
-                self._learn_anew(known, one, held)
+            elif one.generation.generation < held.generation or key in self._gone:
+                self._learn_anew(one, held)
         for one, found in zip(missing, self._read(missing), strict=True):
-            good: Body | None
+            good: Record | Pointer | None
+            known = self.mapping_of(one.series.key)
             if isinstance(found, CorruptRecord | VolumeUnavailable):
                 self._report(one, found)
-                good, held = self._last_good(one.series, found), known.get(one.key)
+                good, held = self._last_good(one.series, found), known.get(one.series.key)
                 if good is None or (held is not None and held.generation >= good.generation):
                     continue
             else:
                 good = found
-            known.put(one.key, good)
+            known.put(one.series.key, good)
 
-    def _report(self, one: _Wanted[Key, Body], error: CorruptRecord | VolumeUnavailable) -> None:
-        self.problems[str(one.series.folder / generation_name(one.series.name, *one.generation))] = str(error)
+    def _report(self, one: _Wanted, error: CorruptRecord | VolumeUnavailable) -> None:
+        self.problems[str(one.series.file(one.generation))] = str(error)
         self.unread.setdefault(one.series.folder, set()).add(one.series.name)
 
-    def _read(self, wanted: list[_Wanted[Key, Body]]) -> Iterator[Body | CorruptRecord | VolumeUnavailable]:
+    def _read(self, wanted: list[_Wanted]) -> Iterator[_Read]:
         if self._readers == 1 or len(wanted) <= self._readers:
             yield from map(self._try, wanted)
             return
@@ -219,18 +191,22 @@ class Learning:
             for begin in range(0, len(wanted), BATCH):
                 yield from threads.map(self._try, wanted[begin : begin + BATCH])
 
-    def _try(self, one: _Wanted[Key, Body]) -> Body | CorruptRecord | VolumeUnavailable:
+    def _try(self, one: _Wanted) -> _Read:
         try:
-            return self._registry.read(one.series, one.generation)
+            body: Record | Pointer = self._registry.read(one.series, one.generation)
+            return body
         except (CorruptRecord, VolumeUnavailable) as error:
             return error
 
-    def _last_good(self, series: Series[Body], error: CorruptRecord | VolumeUnavailable) -> Body | None:
+    def _last_good(
+        self, series: Series[Any], error: CorruptRecord | VolumeUnavailable
+    ) -> Record | Pointer | None:
         if isinstance(error, VolumeUnavailable):
             self.failures.append(error)
             return None
         try:
-            return self._registry.latest(series)[1]
+            newest: Record | Pointer | None = self._registry.latest(series)[1]
+            return newest
         except VolumeUnavailable as failure:
             self.failures.append(failure)
             return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
 
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.store.reader import Known, ScopeListing
@@ -16,11 +18,13 @@ def find_missing(
 
     Forgets a tombstone among them: gc removed it.
     """
-    records, pointers = learning.records.part(scope), learning.pointers.part(scope)
-    keys: tuple[Known, ...] = (*records, *pointers)
-    gone = {key for key in keys if key not in told and not is_listed(key, listings)}
-    missing = {key for key in gone if serves(records[key] if isinstance(key, AdapterKey) else pointers[key])}
-    learning.forget(gone - missing)
+    known: Iterator[tuple[Known, Any]] = chain(
+        learning.records.part(scope).items(), learning.pointers.part(scope).items()
+    )
+    gone = {key: body for key, body in known if key not in told and not is_listed(key, listings)}
+    missing = {key for key, body in gone.items() if serves(body)}
+    for tombstone in gone.keys() - missing:
+        learning.mapping_of(tombstone).drop(tombstone)
     return missing
 
 
@@ -50,5 +54,4 @@ def is_listed(key: Known, listings: Mapping[Scope, ScopeListing]) -> bool:
     if not isinstance(key, AdapterKey):
         scope, name = key
         return name in listings[scope].pointers
-    entries = listings[key.scope].revisions.get(key.revision)
-    return entries is not None and key.name in entries.records
+    return key.name in listings[key.scope].of(key.revision).records

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import EventList, ReplicaStatus, Scope
+from lora_fs.sidecar.registry.format.ids import written_at
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
@@ -68,11 +69,9 @@ def age_s(status: ReplicaStatus) -> float:
 
 def since_s(written: str) -> float:
     """Seconds since a time in RFC 3339; infinite if it is none."""
-    try:
-        at = datetime.datetime.fromisoformat(written)
-    except ValueError:
+    at = written_at(written)
+    if at is None:
         return math.inf
-    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
     return max(0.0, (datetime.datetime.now(datetime.UTC) - at).total_seconds())
 
 

@@ -164,7 +164,6 @@ class Desired:
         frozen: why the view does not believe an absence, or None.
     """
 
-    version: int = 0
     records: ByScope[AdapterKey, Record] = field(default_factory=no_records)
     pointers: ByScope[tuple[Scope, str], Pointer] = field(default_factory=no_pointers)
     listings: Mapping[Scope, ScopeListing] = field(default_factory=dict)

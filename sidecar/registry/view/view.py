@@ -15,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
@@ -36,8 +37,6 @@ PATIENCE_S = 30.0  # of a first look, with files that do not answer
 MOST_SPARED = 5  # of them, and fewer than the bodies that were read: more are a volume that fails
 
 WITHDRAWN_S = 24 * 3600.0  # how long the view remembers unseen withdrawals: a replica may use them still
-
-_Listings = Mapping[Scope, ScopeListing]
 
 
 class RegistryView:
@@ -161,8 +160,8 @@ class RegistryView:
         until = self._clock() + self._lag.lag_s
         self._told |= {place.key: until for place in places}
         if learning.learned:
-            before = self.desired
-            self._keep(learning, before.listings, before.problems, before.frozen)
+            records, pointers = learning.records.whole(), learning.pointers.whole()
+            self.desired = replace(self.desired, records=records, pointers=pointers)
         return learning.learned
 
     def _is_problem(self, place: Place) -> bool:
@@ -216,11 +215,12 @@ class RegistryView:
             for scope in other_names:
                 self._missing[scope] = find_missing(scope, learning, whole, self._told)
             missing = set[Known]().union(*self._missing.values())
-            records, pointers = len(learning.records), len(learning.pointers)
-            frozen = None if restored else vanished(missing, records, pointers)
+            counts = len(learning.records), len(learning.pointers)
+            frozen = None if restored else vanished(missing, *counts)
         same = not (anew or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
         self._epoch, self._unread = epoch, learning.unread
-        self._keep(learning, whole, problems, frozen, same=same)
+        records, pointers = learning.records.whole(), learning.pointers.whole()
+        self.desired = Desired(records, pointers, whole, problems, frozen)
         return not same
 
     def _refuse_files(self, learning: Learning) -> None:
@@ -236,7 +236,7 @@ class RegistryView:
 
     def _forget_told(
         self,
-        listings: _Listings,
+        listings: Mapping[Scope, ScopeListing],
         scopes: Mapping[Scope, Collection[Path] | None],
         unlisted: Collection[Path],
     ) -> set[Scope]:
@@ -256,18 +256,6 @@ class RegistryView:
                 del self._told[key]
                 late.add(series.scope)
         return late
-
-    def _keep(
-        self,
-        learning: Learning,
-        listings: _Listings,
-        problems: Mapping[str, str],
-        frozen: str | None,
-        *,
-        same: bool = False,
-    ) -> None:
-        version, records, pointers = self.desired.version, learning.records.whole(), learning.pointers.whole()
-        self.desired = Desired(version + (not same), records, pointers, listings, problems, frozen)
 
 
 def _refuse(failures: Iterable[VolumeUnavailable]) -> None:

@@ -158,7 +158,7 @@ def is_on_server(path: Path) -> bool:
         os.link(path, probe, follow_symlinks=False)
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ESTALE) and read_bytes(path) is not None
-    _discard(probe)
+    discard(probe)
     return True
 
 
@@ -220,16 +220,17 @@ def write_temporary(folder: Path, data: bytes, *, sync: bool = True) -> Path:
     try:
         _write_new(path, data, sync=sync)
     except OSError as error:
-        _discard(path)
+        discard(path)
         raise unavailable(error, f"cannot write in {folder}") from error
     return path
 
 
-def _discard(path: Path) -> bool:
+def discard(path: Path) -> bool:
+    """Remove a file that nobody needs; False if that failed. gc removes what stays on a volume."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
-        return False  # gc removes stale temporary names
+        return False
     return True
 
 
@@ -258,7 +259,7 @@ class TemporaryNames:
                 self._waiting.popleft()
             if remaining > 0:
                 time.sleep(remaining)
-            _discard(path)
+            discard(path)
 
 
 def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
@@ -275,7 +276,7 @@ def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
         os.link(temporary, path)
     except OSError as error:
         if error.errno in REFUSED:
-            _discard(temporary)
+            discard(temporary)
             raise unavailable(error, f"cannot write {path}") from error
         failure = error
     try:
@@ -317,7 +318,7 @@ def create_unique(path: Path, data: bytes) -> None:
         _write_new(path, data)
         sync_folder(path.parent)
     except OSError as error:
-        if not isinstance(error, FileExistsError) and not _discard(path):
+        if not isinstance(error, FileExistsError) and not discard(path):
             raise Ambiguous(f"{path} may have been written") from error
         raise unavailable(error, f"cannot write {path}") from error
 
@@ -338,7 +339,7 @@ def replace(
     try:
         os.replace(temporary, path if into is None else path.name, dst_dir_fd=into)
     except OSError as error:
-        _discard(temporary)
+        discard(temporary)
         raise unavailable(error, f"cannot replace {path}") from error
     if sync:
         sync_names(path.parent)

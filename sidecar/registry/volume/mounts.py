@@ -41,19 +41,15 @@ def mount_of(path: Path) -> tuple[str, str]:
     """Return where the mount that holds ``path`` is, and its type; ``("", "unknown")`` if nobody can say."""
     best = ("", "unknown")
     try:
-        device = os.stat(path).st_dev
-        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+        found = _mounts_of(os.stat(path).st_dev)
     except OSError:
         return best
-    wanted = f"{os.major(device)}:{os.minor(device)}"
     real = os.path.realpath(path)
-    for line in mounts.split("\n"):
-        fields = line.split(" ")
-        if len(fields) > 6 and "-" in fields:
-            mount_point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-            inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
-            if fields[2] == wanted and inside and len(mount_point) >= len(best[0]):
-                best = (mount_point, fields[fields.index("-") + 1])
+    for escaped, kind in found:
+        mount_point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), escaped)
+        inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= len(best[0]):
+            best = (mount_point, kind)
     return best
 
 
@@ -90,7 +86,7 @@ class Delegations:
     def learn(self, path: str, device: int) -> None:
         """Learn on which device a file was found. If the mounts cannot be read, learn nothing."""
         try:
-            kinds = _kinds(device)
+            kinds = {kind for _, kind in _mounts_of(device)}
         except OSError:
             return
         if "nfs4" in kinds:
@@ -104,11 +100,13 @@ class Delegations:
         self._folders.clear()
 
 
-def _kinds(device: int) -> set[str]:
+def _mounts_of(device: int) -> list[tuple[str, str]]:
+    """Where a device is mounted, as the kernel escapes it, and the type of each mount. Raises OSError."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     lines = (line.split(" ") for line in mounts.split("\n"))
-    return {one[one.index("-") + 1] for one in lines if len(one) > 6 and one[2] == wanted and "-" in one}
+    mounted = (one for one in lines if len(one) > 6 and one[2] == wanted and "-" in one)
+    return [(one[4], one[one.index("-") + 1]) for one in mounted]
 
 
 def is_read_only(path: Path) -> bool:

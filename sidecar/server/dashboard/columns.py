@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.catalog import public_name
 from lora_fs.sidecar.server.dashboard.grid import LETTERS, MAX_WHY, Column, Row
 from lora_fs.sidecar.server.ports import Served
+from lora_fs.sidecar.server.routes.models import unix_s
 
 LIVE_S = 60.0  # as `lora-fs status` has it
 UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
@@ -54,7 +54,7 @@ def column_of(status: ReplicaStatus, namespaces: tuple[str, ...], rows: Mapping[
 
 def summary_of(status: ReplicaStatus, now: float, *, own: bool) -> dict[str, Any]:
     """A replica but for its adapters. ``live``: it wrote its report in the last ``LIVE_S``."""
-    at = None if own else _unix_s(status.updated_at)
+    at = None if own else unix_s(status.updated_at)
     return {
         "live": own or (at is not None and now - at < LIVE_S),
         "own": own,
@@ -62,7 +62,7 @@ def summary_of(status: ReplicaStatus, now: float, *, own: bool) -> dict[str, Any
         "engine": status.engine,
         "url": status.url,
         "conditions": list(status.conditions),
-        "conditions_since": {kind: _unix_s(at) for kind, at in status.conditions_since.items()},
+        "conditions_since": {kind: unix_s(at) for kind, at in status.conditions_since.items()},
         "figures": status.figures,
         "usage_whole": status.usage_left_out == 0,
         "downloads": [one.model_dump(mode="json") for one in status.downloads.values()],
@@ -73,11 +73,3 @@ def _sentence(one: AdapterStatus) -> str:
     text = " ".join((one.message or one.reason).split())
     text = text.removeprefix("/".join(one.key)).removeprefix(" cannot be served: - ").removeprefix(".: ")
     return text if len(text) <= MAX_WHY else text[: MAX_WHY - 1] + "…"
-
-
-def _unix_s(written: str) -> float | None:
-    try:
-        at = datetime.datetime.fromisoformat(written)
-    except ValueError:
-        return None
-    return (at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)).timestamp()

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final
 
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.server.dashboard.columns import UNDER_WAY
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 EVERY_S: Final = 10.0
@@ -25,7 +26,6 @@ COLUMNS: Final = (
     "load_s",  # median of the loads, null of none
     "load_most_s",
 )
-_UNDER_WAY = (Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING)
 _COUNTED = ("request_hits_total", "request_misses_total", "loads_total", "load_failures_total")
 
 Sample = tuple[float | None, ...]
@@ -54,7 +54,7 @@ class History:
         sample: Sample = (
             round(time.time()),
             len(residency),
-            sum(phases.get(phase, 0) for phase in _UNDER_WAY),
+            sum(phases.get(phase, 0) for phase in UNDER_WAY),
             phases.get(Phase.FAILED, 0),
             sum(held["in_flight"] for held in residency.values()),
             *(max(0, counted[name] - before[name]) for name in _COUNTED),

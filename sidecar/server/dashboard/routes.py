@@ -2,9 +2,7 @@
 
 # No postponed annotations: FastAPI has to see ``Request``, of a function inside one.
 
-import asyncio
 import gzip
-from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -17,6 +15,7 @@ from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
 from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.dashboard.revisions import revisions_of
 from lora_fs.sidecar.server.dashboard.usage import totals_of
+from lora_fs.sidecar.server.leaving import while_it_waits
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
@@ -45,7 +44,8 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
     ) -> Response:
         sight = await admin.sight(request.headers)
         known = await admin.knows(request.headers)
-        body = await _unless_left(request, board.answer(Since.parse(since), sight, wait_s, known=known))
+        news = board.answer(Since.parse(since), sight, wait_s, known=known)
+        body = await while_it_waits(news, request.receive)
         if body is None:
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
         headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
@@ -99,19 +99,3 @@ async def _evaluations(replica: ReplicaPort, served: Served) -> Evaluations | No
         return (await replica.administration.named(served.record.key.scope, served.record.name))[2]
     except LoraFsError:
         return None
-
-
-async def _unless_left(request: Request, answer: Coroutine[Any, Any, bytes | None]) -> bytes | None:
-    """The answer; None if nobody waits for it any more."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    work, gone = asyncio.create_task(answer), asyncio.create_task(left())
-    try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        work.cancel()
-        gone.cancel()

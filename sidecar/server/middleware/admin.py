@@ -27,10 +27,10 @@ BODY_S: Final = 60.0  # in which all of it comes
 
 
 class AdminCalls:
-    """``trail``: records admin calls; None: only the log does."""
+    """``trail``: records admin calls."""
 
-    def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
-        self._replica, self._admin, self._told = replica, admin, trail or Trail(None)
+    def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail) -> None:
+        self._replica, self._admin, self._told = replica, admin, trail
 
     def token_first(self, body_bytes: int | None = MAX_BODY_BYTES, /, **verbs: Verb) -> type[APIRoute]:
         """Make routes ask for a token before FastAPI reads the query and the body, and bound the body.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.datastructures import Headers
@@ -37,13 +37,12 @@ class Held:
     """A body in memory, until ``release``.
 
     Args:
+        caller: whose incomplete bodies have half a room at most.
         told: its length by the head; None: unknown.
-        unread: how many of its bytes came and wait for the application.
+        unread: how many of its bytes came and wait for the application: who sent all of it is not slow.
     """
 
-    def __init__(
-        self, intake: Intake, caller: str | None, told: int | None, unread: Callable[[], int]
-    ) -> None:
+    def __init__(self, intake: Intake, caller: str, told: int | None, unread: Callable[[], int]) -> None:
         self._intake, self.caller, self._told, self._unread = intake, caller, told, unread
         self.body = bytearray()
         self.counted = 0  # bytes, as the intake has them
@@ -153,29 +152,21 @@ class Intake:
         self.time = self._time.now
 
     @asynccontextmanager
-    async def read(
-        self,
-        headers: Mapping[str, str],
-        receive: Receive,
-        caller: str | None = None,
-        unread: Callable[[], int] = lambda: 0,
-    ) -> AsyncIterator[Held]:
-        """The whole body, held no longer than the block runs.
+    async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[Held]:
+        """The whole body of a request, held no longer than the block runs.
 
-        Args:
-            caller: whose incomplete bodies have half a room at most; None: nobody's.
-            unread: how many bytes of it wait here: who sent all of it is not slow.
         Raises:
             ClientDisconnect: nobody waits for an answer.
             TooLarge: it is over what one may have.
             TemporaryError: there is no room beside the others.
             InputError: it does not go on.
         """
-        said = headers.get("content-length", "")
-        told = int(said) if said.isdecimal() and len(said) < 20 else None
+        said = Headers(scope=scope).get("content-length", "")
+        told = int(said) if said.isdecimal() else None  # of 20 digits at most: the parser refuses more
         if told is not None:
             self._check(told)
-        held = Held(self, caller, told, unread)
+        unread = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
+        held = Held(self, address_of(scope), told, unread)
         self._incomplete.add(held)
         self._time.run(lambda: bool(self._incomplete))
         try:
@@ -203,7 +194,7 @@ class Intake:
         for counted, sign in ((held.counted, -1), (size, 1)):
             is_large = counted > SMALL_BYTES
             self._held[is_large] += sign * counted
-            if held.caller is not None and held in self._incomplete:
+            if held in self._incomplete:
                 self._add(held.caller, is_large, sign * counted)
         held.counted = size
 
@@ -214,14 +205,13 @@ class Intake:
 
     def _complete(self, held: Held) -> None:
         self._incomplete.remove(held)
-        if held.caller is not None:
-            self._add(held.caller, held.is_large, -held.counted)
+        self._add(held.caller, held.is_large, -held.counted)
 
     def _make_room(self, held: Held) -> None:
         """Let slow bodies give way until this one has room: its caller's own, then anybody's."""
         is_large, caller = held.is_large, held.caller
         room = self._room[is_large]
-        while caller is not None and held.counted < self._coming[caller, is_large] > room // 2:
+        while held.counted < self._coming[caller, is_large] > room // 2:
             self._give_way(held, caller)
         while self._held[is_large] > room:
             self._give_way(held, None)
@@ -267,8 +257,7 @@ class WholeBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
-            unread = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
-            async with self._intake.read(Headers(scope=scope), receive, address_of(scope), unread) as held:
+            async with self._intake.read(scope, receive) as held:
                 await self._app({**scope, _HELD: held}, receive, send)
 
 

@@ -138,8 +138,7 @@ def _token(number: int, words: list[str]) -> Token:
     if not SEGMENT.fullmatch(name):
         raise BadTokenFile(f"line {number}: a name has 1 to 128 of A-Z a-z 0-9 . _ -")
     namespaces = _namespaces(number, said)
-    digest = hashlib.sha256(words[0].encode()).digest()
-    return Token(name, digest, namespaces, _verbs(number, said))
+    return Token(name, digest_of(words[0]), namespaces, _verbs(number, said))
 
 
 def _namespaces(number: int, said: Mapping[str, str]) -> frozenset[str] | None:

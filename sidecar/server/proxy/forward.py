@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.leaving import while_it_waits
 from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
 from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, held_body
@@ -319,25 +320,3 @@ class Proxy:
             tracing.failed(EngineUnavailable.__name__)
         if has_begun and through is not None:
             self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
-
-
-async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
-    """Do ``work`` in this task for as long as the client is there."""
-    working, has_left = asyncio.current_task(), False
-    assert working is not None
-
-    async def watch() -> None:
-        nonlocal has_left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        has_left = True
-        working.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not has_left or working.uncancel() > 0:
-            raise
-    finally:
-        watching.cancel()

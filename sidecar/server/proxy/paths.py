@@ -44,7 +44,7 @@ NOT_FORWARDED: Final = frozenset(
 )
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 NO_WEBSOCKET: Final = (
-    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
+    "this server forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
     "to the engine's own port"
 )
 _LORA_ROUTES: Final = frozenset({"load_lora_adapter", "unload_lora_adapter"})
@@ -73,7 +73,7 @@ class Forwardable:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
         if leaves_its_route(path):
-            raise InputError(f"the path {path[:200]!r} is not one this sidecar forwards")
+            raise InputError(f"the path {path[:200]!r} is not one that this server forwards")
         if Headers(scope=scope).get("upgrade", "").lower() == "websocket":
             raise HTTPException(501, NO_WEBSOCKET)
         await self._app(scope, receive, send)

@@ -74,8 +74,16 @@ async def connected(
         cookie_jar=jar,
         auto_decompress=False,
         skip_auto_headers=_NOT_ADDED,
+        raise_for_status=_check_status,
     ) as session:
         yield session
+
+
+async def _check_status(answer: aiohttp.ClientResponse) -> None:
+    """Refuse what cannot go on: 101, as nobody offered an upgrade, and a status that HTTP does not have."""
+    if not 200 <= answer.status < 600:
+        answer.close()
+        raise aiohttp.ClientPayloadError(f"the answer's status is {answer.status}")
 
 
 def _probing(address: aiohttp.AddrInfoType) -> socket.socket:

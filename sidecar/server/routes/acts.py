@@ -21,8 +21,8 @@ from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespac
 from lora_fs.sidecar.sources.uri import redacted
 
 
-def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: records admin calls; None: only the log does."""
+def router(replica: ReplicaPort, admin: Admin, trail: Trail) -> APIRouter:
+    """The routes. ``trail``: records admin calls."""
     calls = AdminCalls(replica, admin, trail)
     verbs = {kind.word: Verb.UNREGISTER if kind is Unregister else Verb.REGISTER for kind in ACTS}
     token_first = calls.token_first(register=Verb.REGISTER, **verbs)

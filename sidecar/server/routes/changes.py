@@ -52,9 +52,9 @@ class Change:
 
 
 class Changes:
-    """``trail``: records admin calls; None: only the log does."""
+    """``trail``: records admin calls."""
 
-    def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
+    def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail) -> None:
         self._replica, self._admin = replica, admin
         self.calls = AdminCalls(replica, admin, trail)
 

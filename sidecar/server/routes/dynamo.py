@@ -71,10 +71,8 @@ class Loras(BaseModel):
 _ANSWERS: Answers = {200: {"model": LoraDone}, **ERRORS}
 
 
-def router(
-    replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
-) -> APIRouter:
-    """The routes. ``trail``: records admin calls; None: only the log does."""
+def router(replica: ReplicaPort, admin: Admin, trail: Trail, *, hold_timeout_s: float) -> APIRouter:
+    """The routes. ``trail``: records admin calls."""
     changes = Changes(replica, admin, trail)
     routes = APIRouter(tags=["dynamo"], route_class=changes.calls.token_first(load=Verb.REGISTER))
 

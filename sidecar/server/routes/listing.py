@@ -19,7 +19,6 @@ from lora_fs.sidecar.server.middleware.access import Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 AT_ONCE = 2  # renderings; further callers wait for one of them
-ALL = Selection()
 
 
 class Listing:
@@ -29,7 +28,7 @@ class Listing:
         self._replica, self._threads = replica, anyio.CapacityLimiter(AT_ONCE)
 
     async def answer(
-        self, body: JsonObject, sight: Sight, selection: Selection = ALL, phase: Phase | None = None
+        self, body: JsonObject, sight: Sight, selection: Selection, phase: Phase | None
     ) -> bytes:
         """``body`` with ``data``: a ``bodies.AdapterDescription`` of each selected adapter in ``sight``."""
         replica = self._replica

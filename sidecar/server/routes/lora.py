@@ -55,8 +55,8 @@ _Selector = Annotated[
 _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase here")]
 
 
-def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: records admin calls; None: only the log does."""
+def router(replica: ReplicaPort, admin: Admin, trail: Trail) -> APIRouter:
+    """The routes. ``trail``: records admin calls."""
     changes = Changes(replica, admin, trail)
     token_first = changes.calls.token_first(
         load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER

@@ -41,7 +41,7 @@ def card(served: Served, parent: str) -> JsonObject:
     return {
         "id": served.name,
         "object": "model",
-        "created": _unix_s(served.record.updated_at),
+        "created": int(unix_s(served.record.updated_at) or 0),
         "owned_by": "vllm",
         "root": served.record.spec.path,
         "parent": parent,
@@ -50,14 +50,13 @@ def card(served: Served, parent: str) -> JsonObject:
     }
 
 
-def _unix_s(written: str) -> int:
-    """Seconds; 0 if it is no date, which a record may hold: ``updated_at`` is for people."""
+def unix_s(written: str) -> float | None:
+    """Seconds; None if it is no date, which a record or a report may hold: such times are for people."""
     try:
         at = datetime.datetime.fromisoformat(written)
     except ValueError:
-        return 0
-    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
-    return int((at - datetime.datetime.fromtimestamp(0, datetime.UTC)).total_seconds())
+        return None
+    return (at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _lasting(cards: Iterable[JsonObject]) -> list[JsonObject]:

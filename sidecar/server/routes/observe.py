@@ -57,9 +57,6 @@ class Scrape(Collector):
     def __init__(self, replica: ReplicaPort) -> None:
         self._replica = replica
 
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         replica = self._replica
         told, counts = replica.notable()
@@ -113,9 +110,6 @@ class Revisions(Collector):
 
     def __init__(self, replica: ReplicaPort) -> None:
         self._replica = replica
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         labels, usage = ["adapter_name", "revision"], self._replica.usage()
@@ -178,7 +172,7 @@ def _gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> Gau
 def router(
     replica: ReplicaPort,
     admin: Admin,
-    trail: Trail | None = None,
+    trail: Trail,
     engine_metrics: Callable[[], Awaitable[str | None]] | None = None,
     *,
     pauses: Pauses | None = None,
@@ -194,7 +188,7 @@ def router(
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
     registry.register(Revisions(replica))
-    registry.register(Refusals(trail or Trail(None)))
+    registry.register(Refusals(trail))
     ProcessCollector(registry=registry)
 
     @routes.get("/health", summary="Liveness")

@@ -41,8 +41,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The route. ``trail``: records admin calls; None: only the log does."""
+def router(replica: ReplicaPort, admin: Admin, trail: Trail) -> APIRouter:
+    """The route. ``trail``: records admin calls."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(None, upload=Verb.REGISTER, upload_as=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)

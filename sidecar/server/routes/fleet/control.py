@@ -44,7 +44,7 @@ class PauseBody(BaseModel):
 def router(
     replica: ReplicaPort,
     admin: Admin,
-    trail: Trail | None,
+    trail: Trail,
     pauses: Pauses,
     ask_engine: Callable[[str, str], Awaitable[tuple[int, bytes, str | None]]],
     *,

@@ -52,8 +52,8 @@ class LoadedHere(BaseModel):
     digest: str = Field(description="Of its files")
 
 
-def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
-    """The route. ``trail``: records admin calls; None: only the log does."""
+def router(replica: ReplicaPort, admin: Admin, trail: Trail, *, hold_timeout_s: float) -> APIRouter:
+    """The route. ``trail``: records admin calls."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER, undo=Verb.REGISTER)
     routes = APIRouter(tags=["fleet"], route_class=token_first)
