@@ -61,7 +61,7 @@ class VllmHttp:
         self._can_load = False
         self._facts = Facts()
         self._looks = Looks(self._metrics)
-        # It would compress on the event loop of its streams.
+        # Else vLLM compresses parts of its metrics, on the event loop of its streams.
         self._headers = {"Accept-Encoding": "identity"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"

@@ -14,7 +14,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, TemporaryError
 from lora_fs.sidecar.gateway import discovery
-from lora_fs.sidecar.gateway.discovery import MAX_REPLICAS, Given, Registered
+from lora_fs.sidecar.gateway.discovery import Given, Registered
 from lora_fs.sidecar.model import ReplicaStatus
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -176,17 +176,6 @@ def test_a_report_that_changes_moves_its_replica(tmp_path: Path) -> None:
             registry.layout.replica("r0").write_bytes(seal(status))
             wanted = {url: None} if model == "tiny" and url is not None else {}
             assert dict(asyncio.run(found.find())) == wanted
-
-
-def test_reports_of_other_models_hide_no_replica(tmp_path: Path) -> None:
-    """One volume may have more replicas of another model than a gateway asks of its own."""
-    with closing(Registry(tmp_path, create=True)) as registry:
-        other = seal(ReplicaStatus(replica="a", model="other", namespaces=(), url="http://a:1"))
-        for number in range(MAX_REPLICAS):
-            registry.layout.replica(f"a{number}").write_bytes(other)
-        status = ReplicaStatus(replica="b", model="tiny", namespaces=(), url="http://b:1")
-        registry.layout.replica("b").write_bytes(seal(status))
-        assert dict(asyncio.run(Registered(registry.layout, "tiny").find())) == {"http://b:1": None}
 
 
 @pytest.mark.parametrize(

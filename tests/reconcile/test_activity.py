@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
@@ -30,6 +32,7 @@ class Engine:
         self.looks = Looks(self.ask, clock=lambda: self.now)
 
     async def ask(self, *names: str) -> str:
+        await asyncio.sleep(0)
         parts = names and self.has_parts
         text = generate_latest(self.registry.restricted_registry(names) if parts else self.registry).decode()
         self.asked.append(names)
@@ -106,16 +109,30 @@ async def test_without_requests_no_adapter_is_in_use(engine: Engine) -> None:
     assert engine.written[-1] < 400
 
 
-async def test_a_look_that_fails_is_made_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_looks_at_once_ask_for_the_adapters_once(engine: Engine) -> None:
+    """A pass looks, and a request that waits for a place."""
+    for number in range(2000):
+        engine.runs(f"a{number}")
+    first, second = await asyncio.gather(engine.looks.activity(), engine.looks.activity())
+    assert first.busy == second.busy == {"a1999"}
+    assert [ADAPTERS in names for names in engine.asked] == [True, False]
+
+
+async def test_after_a_look_that_fails_all_is_new(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another engine: what the last one had in use, and how many slots, says nothing of it."""
+
     async def silent(*_: str) -> str:
         raise EngineUnavailable("no answer")
 
-    engine.runs("sql")
+    for number in range(2000):
+        engine.runs(f"a{number}")
+    await engine.looks.activity()
     with monkeypatch.context() as patched:
         patched.setattr(engine.looks, "_ask", silent)
         with pytest.raises(EngineUnavailable):
             await engine.looks.activity()
-    assert (await engine.looks.activity()).busy == {"sql"}
+    engine.runs("sql")
+    assert await engine.looks.activity() == Activity(frozenset({"sql"}), 2, Queue(1, 0))
 
 
 async def test_an_engine_without_counts_is_asked_for_all() -> None:

@@ -16,7 +16,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.folders import listed
 
-MOST_REPORTS = 10_000  # of all models' replicas; a gateway has a bound on those of its own model
+MAX_REPLICAS = 1000  # of all models together
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class Reports:
         """Return the replicas that report, but for ``own``. Raises as ``look``."""
         names = listed(self._layout.replicas, root=self._layout.root) or ()
         replicas = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MOST_REPORTS]
+        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MAX_REPLICAS]

@@ -162,7 +162,7 @@ class Intake:
             InputError: it does not go on.
         """
         said = Headers(scope=scope).get("content-length", "")
-        told = int(said) if said.isdecimal() else None  # of 20 digits at most: the parser refuses more
+        told = int(said) if said.isdecimal() and len(said) < 20 else None
         if told is not None:
             self._check(told)
         unread = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)

@@ -7,7 +7,6 @@ off the list.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -17,6 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.registry.format.ids import written_at
 from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
 from lora_fs.sidecar.server.middleware.access import Admin, Sight
 from lora_fs.sidecar.server.middleware.errors import error_response
@@ -52,11 +52,8 @@ def card(served: Served, parent: str) -> JsonObject:
 
 def unix_s(written: str) -> float | None:
     """Seconds; None if it is no date, which a record or a report may hold: such times are for people."""
-    try:
-        at = datetime.datetime.fromisoformat(written)
-    except ValueError:
-        return None
-    return (at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)).timestamp()
+    at = written_at(written)
+    return at.timestamp() if at is not None else None
 
 
 def _lasting(cards: Iterable[JsonObject]) -> list[JsonObject]:
