@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ from tests.registry.conftest import Clock, write_adapter
 SCOPE = Scope("default", "tiny")
 SETTLE_S = 2.0
 WEIGHTS = "adapter_model.safetensors"
-IN_OPEN = 0x20
+IN_ACCESS, IN_OPEN = 0x1, 0x20
+EVENT = struct.Struct("iIII")  # of inotify: the watch, what happened, a cookie, how long the name after it is
 
 
 class Site:
@@ -337,10 +339,10 @@ def test_a_folder_that_is_a_link_at_the_moment_it_is_opened(site: Site, tmp_path
     """Looked at before and after it is the same folder: what lies behind the link is never read for it."""
     secret, mine = write_adapter(tmp_path / "secret", seed=99), write_adapter(site.at("mine"), seed=1)
     own = artifacts.digest_of(artifacts.hash_files(mine, ["adapter_config.json", WEIGHTS]))
-    reads = open_folders(secret)
+    reads = reads_of(secret)
     with swapped_at_open(mine, secret, number) as opened:
         site.settle()
-    assert reads() == 0
+    assert reads() == []
     assert len(opened) >= number
     site.clock.now += adopt.RETRY_S
     assert site.settle() == {"good", "mine"}
@@ -463,28 +465,71 @@ async def test_a_revision_swapped_for_a_link_while_it_is_staged(guarded: Site, t
     guarded.settle()
     record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
     secret = write_adapter(tmp_path / "secret/good", seed=99)
-    opened = open_folders(secret)
+    reads = reads_of(secret)
     with churn(swapper(guarded.good.parent, secret.parent)):
         for number in range(100):
             with suppress(LoraFsError):
                 await guarded.stager(tmp_path / f"stage-{number}").stage(record)
-    assert opened() == 0
+    assert reads() == []
     await guarded.stager(tmp_path / "stage").stage(record)
 
 
-def open_folders(folder: Path) -> Callable[[], int]:
-    """How often a file in the folder was opened since, by the kernel's own count."""
+@pytest.mark.anyio
+async def test_a_revision_behind_a_link_at_the_moment_it_is_opened(guarded: Site, tmp_path: Path) -> None:
+    """The open folder lies elsewhere: nothing of it is listed, and no file in it is opened."""
+    guarded.settle()
+    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    secret = write_adapter(tmp_path / "secret/good", seed=99)
+    reads = reads_of(secret)
+    refused = pytest.raises(InvalidAdapter, match="behind")
+    with behind_a_link_at_open(guarded.good, secret.parent) as opened, refused:
+        await guarded.stager(tmp_path / "stage").stage(record)
+    assert opened == [str(guarded.good)]
+    assert reads() == []
+
+
+@contextmanager
+def behind_a_link_at_open(folder: Path, other: Path) -> Iterator[list[str]]:
+    """Put a link to ``other`` in the place of the folder's parent just before the folder is opened."""
+    real = os.open
+    opened: list[str] = []
+
+    def swapping(path: Any, flags: int, *args: Any, **more: Any) -> int:
+        if str(path) == str(folder) and not opened:
+            opened.append(str(path))
+            folder.parent.rename(folder.parent.with_name(".aside"))
+            folder.parent.symlink_to(other)
+        return real(path, flags, *args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", swapping)
+        yield opened
+
+
+def reads_of(folder: Path) -> Callable[[], list[str]]:
+    """What was read in the folder since, as the kernel tells it: files of it opened, and lists of it.
+
+    That the folder itself was opened tells nobody what is in it, so it does not count.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     watcher = libc.inotify_init1(os.O_NONBLOCK)
-    assert libc.inotify_add_watch(watcher, os.fsencode(folder), IN_OPEN) >= 0
+    assert libc.inotify_add_watch(watcher, os.fsencode(folder), IN_OPEN | IN_ACCESS) >= 0
 
-    def told() -> int:
+    def told() -> list[str]:
         try:
-            return len(os.read(watcher, 1 << 16))
+            events = os.read(watcher, 1 << 16)
         except BlockingIOError:
-            return 0
+            return []
         finally:
             os.close(watcher)
+        found, at = [], 0
+        while at < len(events):
+            _, mask, _, length = EVENT.unpack_from(events, at)
+            name = events[at + EVENT.size : at + EVENT.size + length].rstrip(b"\0").decode()
+            at += EVENT.size + length
+            if name or mask & IN_ACCESS:
+                found.append(name or "a list of it")
+        return found
 
     return told
 
