@@ -82,7 +82,7 @@ class Gateways:
         """As ``Policy.report``."""
         if self.fleet.get(replica.name) is replica:
             for router in self.routers:
-                router.report(replica.name, resident, replica.pace.places, asked_at)
+                router.report(replica.name, resident, replica.pace.places, asked_at, replica.pace.load_s)
 
     def lost(self, name: str) -> None:
         """As ``Policy.lost``: it says so itself. One that dies is found out."""

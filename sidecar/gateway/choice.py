@@ -18,6 +18,7 @@ PREFIX_AHEAD: Final = 16  # likewise, of the home that has the prompt's beginnin
 SATURATED: Final = 1.25  # times the mean of requests in flight, and AHEAD more
 LOADS: Final = 2  # loads at one replica at once: one runs, and the next one stages
 PATIENCE_S: Final = 2.0  # a load that takes longer holds up no other
+LATE: Final = 4  # likewise, times what a load takes at its replica
 _NONE: Final[Mapping[str, int]] = {}
 
 
@@ -55,6 +56,7 @@ class Peer:
         resident: adapters that it holds.
         loading: adapters that it loads, and when each load began, in seconds.
         capacity: adapters that it may hold; None: no bound.
+        load_s: seconds that a load takes there, by its last ones; None: it did not say.
     """
 
     name: str
@@ -62,14 +64,19 @@ class Peer:
     resident: Collection[str] = ()
     loading: dict[str, float] = field(default_factory=dict)
     capacity: int | None = None
+    load_s: float | None = None
 
     def holds(self, adapter: str | None) -> bool:
         """Return whether a request for ``adapter`` needs no load of its own here."""
         return adapter in self.resident or adapter in self.loading
 
     def loads(self, now: float) -> int:
-        """Return how many loads are under way that another one should wait for."""
-        return sum(now - since < PATIENCE_S for since in self.loading.values())
+        """Return how many loads are under way that another one should wait for.
+
+        Its end is seen when the answer begins, which is late if that is not streamed, or by the next report.
+        """
+        most_s = PATIENCE_S if self.load_s is None else min(PATIENCE_S, LATE * self.load_s)
+        return sum(now - since < most_s for since in self.loading.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Router:
 
     Attributes:
         ready: the names of the replicas that are ready.
-        chosen: how many requests got a replica, by reason.
+        chosen: how often a request got a replica, or none, by reason: a retry counts again.
         ejections: how often it ejected a replica.
     """
 
@@ -131,12 +131,20 @@ class Router:
         if was_loading:
             self._pump()
 
-    def report(self, name: str, resident: Iterable[str], capacity: int | None, asked_at: float) -> None:
+    def report(
+        self,
+        name: str,
+        resident: Iterable[str],
+        capacity: int | None,
+        asked_at: float,
+        load_s: float | None = None,
+    ) -> None:
         """Take a replica's report: it is ready, and holds ``resident``, the one used longest ago first.
 
         Args:
             capacity: None: the replica may hold more than it tells this gateway.
             asked_at: when the poll began; adapters used here since then are resident as well.
+            load_s: as ``Peer.load_s``.
         """
         replica = self._replicas.get(name)
         if replica is None:
@@ -153,7 +161,7 @@ class Router:
             replica.resident.move_to_end(one)
         for one in replica.resident.keys() & replica.loading.keys():
             del replica.loading[one]
-        replica.capacity = capacity
+        replica.capacity, replica.load_s = capacity, load_s
         for adapter in [*filter(replica.holds, self._waiting)]:
             self._join(adapter)
         self._pump()

@@ -294,8 +294,8 @@ class Watch:
         free = None if slots["available_slots"] is None else _count(slots["available_slots"])
         seen.loaded = _count(slots["loaded_count"])
         seen.capacity = None if free is None else free + seen.loaded
-        # In names, as the router counts: a copy may have two.
-        capacity = None if free is None else free + max(len(loaded), seen.loaded)
+        capacity = None if free is None else free + max(len(loaded), seen.loaded)  # a copy may have two names
+        load_s = None if (takes_s := told["lora"].get("load_seconds")) is None else float(takes_s)
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
         served: list[object] = told["model"].get("served_names", [])
@@ -308,7 +308,7 @@ class Watch:
         if names and names != seen.base_names:
             seen.base_names = names
             self._unite_names()
-        self._router.report(name, resident, capacity, asked_at)
+        self._router.report(name, resident, capacity, asked_at, load_s)
 
     def _unite_names(self) -> None:
         self.base_names = frozenset[str]().union(*(seen.base_names for seen in self.seen.values()))

@@ -263,6 +263,10 @@ class LoraMetadata(_Answer):
         description="By the names that clients send, of which a copy has two if `name@revision` serves `name`"
     )
     lora_capacity: LoraCapacity
+    load_seconds: float | None = Field(
+        description="What a load takes, its staging included: medians of the last ones. Null: none yet, or "
+        "the caller may not read every namespace"
+    )
     lora_endpoints: LoraEndpoints = LoraEndpoints()
 
 

@@ -177,6 +177,14 @@ def test_a_load_that_hangs_holds_up_others_for_a_bounded_time() -> None:
     assert choose("a", [peer], now=NOW + PATIENCE_S).reason is Reason.COLD
 
 
+@pytest.mark.parametrize(("load_s", "held_s"), [(0.125, 0.5), (1.0, PATIENCE_S), (float("nan"), PATIENCE_S)])
+def test_a_load_holds_up_others_for_a_few_times_what_loads_take_there(load_s: float, held_s: float) -> None:
+    """For LATE times that, and PATIENCE_S at most, whatever the replica says."""
+    peer = Peer("r0", loading={f"b{number}": NOW for number in range(LOADS)}, load_s=load_s)
+    assert choose("a", [peer], now=NOW + held_s - 0.01).reason is Reason.WAIT
+    assert choose("a", [peer], now=NOW + held_s).reason is Reason.COLD
+
+
 @given(st.sets(st.text(min_size=1, max_size=6), min_size=1, max_size=12), st.text(max_size=8))
 def test_a_replica_that_leaves_moves_only_what_it_was_first_for(names: set[str], adapter: str) -> None:
     """Without one replica, the others keep their order."""

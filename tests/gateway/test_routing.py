@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lora_fs.sidecar.gateway.choice import AHEAD, LOADS, PATIENCE_S, Choice, Reason
+from lora_fs.sidecar.gateway.choice import AHEAD, LATE, LOADS, PATIENCE_S, Choice, Reason
 from lora_fs.sidecar.gateway.outliers import BASE_S, FAILURES, Outcome
 from lora_fs.sidecar.gateway.routing import UNTOLD_S, Router, Ticket
 
@@ -159,6 +159,22 @@ def test_cold_adapters_load_in_the_order_in_which_they_were_asked_for() -> None:
     clock.now += PATIENCE_S
     waiting.append(asked(router, "late")[1])
     assert [bool(choices) for choices in waiting] == [True] * LOADS + [False, False]
+
+
+def test_a_replica_whose_loads_are_short_gets_the_next_one_before_the_answers_begin() -> None:
+    """An answer that nobody streams begins long after its load; the replica said what a load takes."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], 8, clock.now, 0.01)
+    for number in range(LOADS):
+        asked(router, f"busy{number}")
+    _, waits = asked(router, "cold")
+    assert waits == []
+    clock.now += 0.01 * LATE
+    asked(router, "busy0")
+    assert waits == []
+    asked(router, "colder")
+    assert [one.reason for one in waits] == [Reason.COLD]
 
 
 def test_a_retry_that_must_wait_holds_up_no_other_adapter() -> None:

@@ -55,6 +55,8 @@ LIES = {
         '"available_slots": 2, "loaded_count": 0',
         f'"available_slots": {"9" * 4300}, "loaded_count": {"9" * 4300}',
     ),
+    "a load that takes a word": json.dumps({**TRUE, "lora": {**TRUE["lora"], "load_seconds": "long"}}),
+    "a load that takes a list": json.dumps({**TRUE, "lora": {**TRUE["lora"], "load_seconds": [1]}}),
     "a list": "[]",
     "no JSON": "<html>",
     "a model that is a word": json.dumps({**TRUE, "model": "tiny"}),
@@ -134,6 +136,18 @@ def test_a_copy_with_two_names_takes_one_place() -> None:
     (peer,) = router.peers
     router.ask(Ticket("new", lambda _: None))
     assert set(peer.resident) == set(names[1:])
+
+
+@pytest.mark.parametrize("load_s", [0.25, None])
+def test_the_router_learns_what_a_load_takes(load_s: float | None) -> None:
+    """A replica that has loaded nothing, or is of an older version, says nothing of it."""
+    router = Router(time.monotonic)
+    watch = Watch(router, Given(["http://10.0.0.1:1"]), time.monotonic, headers={})
+    seen = watch.seen["http://10.0.0.1:1"] = Seen("http://10.0.0.1:1")
+    for told in (TRUE, {**TRUE, "lora": {**TRUE["lora"], "load_seconds": load_s}}):
+        watch._learn(seen, told, router._clock())
+    (peer,) = router.peers
+    assert peer.load_s == load_s
 
 
 def test_a_token_that_is_replaced_takes_no_replica_out(

@@ -63,6 +63,8 @@ async def test_every_name_that_needs_no_load_is_listed(
         async with rig.replica.hold(name, 5):
             pass
     told = await lora(rig.replica)
+    medians = [rig.replica.durations()[f"{what}_seconds"].median_s() for what in ("stage", "load")]
+    assert told["load_seconds"] == (round(sum(filter(None, medians)), 4) if held else None)
     assert told["loaded_loras"].keys() == names
     for name, one in told["loaded_loras"].items():
         served = rig.replica.lookup(name)

@@ -287,7 +287,14 @@ def _lora(replica: ReplicaPort, figures: Mapping[str, float], sight: Sight) -> L
     slots = LoraCapacity(
         max_loras=None if max_loras is None else int(max_loras), loaded_count=count, available_slots=free
     )
-    return LoraMetadata(loaded_loras=loaded, lora_capacity=slots)
+    load_s = _load_s(replica) if sight == ALL else None
+    return LoraMetadata(loaded_loras=loaded, lora_capacity=slots, load_seconds=load_s)
+
+
+def _load_s(replica: ReplicaPort) -> float | None:
+    durations = replica.durations()
+    staged_s, loaded_s = (durations[what].median_s() for what in ("stage_seconds", "load_seconds"))
+    return None if staged_s is None or loaded_s is None else round(staged_s + loaded_s, 4)
 
 
 def _queue(figures: Mapping[str, float]) -> EngineQueue | None:
