@@ -44,7 +44,8 @@ class ByCommand:
         except OSError as error:
             raise InputError(f"{self._what}: {error.strerror or error}") from error
         try:
-            out, err = await asyncio.wait_for(process.communicate(sent.encode()), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                out, err = await process.communicate(sent.encode())
         except BaseException as error:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started holds the pipes, too

@@ -161,6 +161,7 @@ def desk(tmp_path: Path, farm: EngineFarm) -> Iterator[Desk]:
     desk.close()
 
 
+@pytest.mark.timeout(1800)  # four pages: 190 s alone, over 600 s beside other work
 def test_the_tutorials_can_be_typed(desk: Desk) -> None:
     """All, one after the other; all replicas that a page asks for one adapter give one answer."""
     answers: dict[str, set[str]] = {}

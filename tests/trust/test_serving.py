@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InvalidAdapter, TrustUnreadable
 from lora_fs.sidecar.model import Record, Scope
+from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -216,6 +218,24 @@ def test_nothing_more_is_read(
     register(registry, signed, trust, dry_run=True)
     assert len([name for name in opened if name in SERVED]) == without
     assert opened.count(BUNDLE) == 1
+
+
+async def test_a_look_that_ends_as_its_replica_stops(trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancellation counts, also at that moment: else a replica would never end."""
+    looked = asyncio.get_running_loop().create_future()
+
+    async def run(_: Daemons, __: Callable[[], None]) -> None:
+        await looked
+
+    monkeypatch.setattr(Daemons, "run", run)
+    watching = asyncio.create_task(Trusted(trust, lambda record: Path(record.spec.path)).watch())
+    for _ in range(3):  # it begins the look
+        await asyncio.sleep(0)
+    looked.set_result(None)
+    await asyncio.sleep(0)
+    watching.cancel()
+    ended, _ = await asyncio.wait({watching}, timeout=1)
+    assert ended == {watching}
 
 
 @pytest.mark.parametrize("text", ["", "signers: []\n"])

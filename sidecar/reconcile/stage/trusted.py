@@ -96,7 +96,8 @@ class Trusted:
         thread = Daemons(1, "lora-fs-trust")
         while self._trust is not None:
             with suppress(TimeoutError, LoraFsError):
-                await asyncio.wait_for(thread.run(self.look), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await thread.run(self.look)
             await asyncio.sleep(LOOK_S)
 
 
