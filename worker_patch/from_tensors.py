@@ -48,7 +48,8 @@ def load_lora_adapter_from_tensors(
     """Load an adapter into an engine; returns the ``lora_request`` of its requests.
 
     It stays in host memory until ``unload_lora_adapter``. The same name with other tensors is another
-    revision: both answer until one is unloaded.
+    revision: both answer until one is unloaded. With the same tensors it is one adapter, and one unload
+    removes it.
 
     Args:
         tensors: as in PEFT's file, on any device.

@@ -281,6 +281,28 @@ def test_tensors_of_their_own_are_not_learned(tmp_path: Path) -> None:
     assert found.recipe(kind) is not None
 
 
+@pytest.mark.parametrize("change", ["nothing", "a head", "a weight"])
+def test_what_a_recipe_would_not_bring_is_not_learned(tmp_path: Path, change: str) -> None:
+    """A classification head, which no slab has; or other weights than the file has now."""
+    folder = str(write(tmp_path / "1", 1))
+    manager, kind, found = Manager(), Kind.of(folder), Alike()
+    assert kind is not None
+    lora = manager._load_adapter(LoRARequest("1", 1, folder))
+    draft = manager._adapter_manager.draft(lora)
+    resident = manager._adapter_manager.pack(lora, draft)
+    if change == "a head":
+        resident.modules_to_save = {"score": object()}
+    elif change == "a weight":
+        resident.slab.data[0] += 1
+    found.learn(folder, kind, resident, lora.tensors, draft)
+    assert (found.recipe(kind) is not None) is (change == "nothing")
+
+
+def test_a_header_and_a_configuration_are_told_apart() -> None:
+    """Their sum may be the same."""
+    assert Kind(b"{}1", 8, "{}").digest != Kind(b"{}", 8, "1{}").digest
+
+
 def test_a_load_within_a_step_teaches_nothing(tmp_path: Path) -> None:
     """vLLM's own calls come in inference mode, where torch does not tell who wrote to a tensor."""
     manager = Manager()

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from lora_fs.sidecar.errors import EngineUnavailable
-from lora_fs.worker_patch.api.answer import Answer
+from lora_fs.worker_patch.api.answer import Answer, uncut
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio
@@ -55,3 +55,17 @@ async def test_another_answer_is_cut() -> None:
     await client.begin(b"application/json")
     with pytest.raises(ConnectionError, match="no memory"):
         await client.answer.broken(LOST, LAST)
+
+
+async def test_what_breaks_after_a_cut_answer_is_the_end_of_the_engine() -> None:
+    """The client has nothing of that answer yet, and gets the error that says so."""
+    client = Client()
+
+    async def answered() -> None:
+        with uncut(client.take, lambda: True) as sending:
+            await sending({"type": "http.response.start", "status": 500, "headers": []})
+            raise RuntimeError("a background task's")
+
+    with pytest.raises(EngineUnavailable, match="this server ends"):
+        await answered()
+    assert client.got == []

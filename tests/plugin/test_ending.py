@@ -389,6 +389,13 @@ def test_its_events_are_told() -> None:
     assert not [name for name in logged if f"| `{name}` |" not in page]
 
 
+async def test_another_timeout_is_no_end() -> None:
+    """As one of a volume that hangs: it keeps its own error."""
+    with pytest.raises(TimeoutError, match="the volume"):
+        async with Ending().waiting():
+            raise TimeoutError("the volume")
+
+
 @pytest.mark.parametrize(("ends", "answers"), [(True, False), (True, True), (False, False)])
 async def test_a_loop_that_is_torn_down(ends: bool, answers: bool) -> None:
     """A waiting request fails when the server ends, unless its answer has begun or the server goes on."""

@@ -115,6 +115,19 @@ async def test_an_engine_that_serves_nobody_waits_for_a_load(
     assert site.waits == [20.0, 20.0]
 
 
+async def test_a_request_that_takes_long_keeps_its_hold(site: Site) -> None:
+    """However long its request takes, the next one finds it held."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    request = api.requests["sql"]
+    with api.using(request):
+        site.now += 2 * LINGER_S
+        await api.loaded()
+        site.calls.clear()
+        assert await api.hold(request)
+    assert site.calls == []
+
+
 async def test_a_load_that_another_one_drives_out_is_begun_anew(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

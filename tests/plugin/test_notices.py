@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,7 @@ async def test_who_waits_hears_of_each_load_that_ends() -> None:
         await hears
         assert {end: waiting.ended[end] for end in ends} == {ends[0]: 10, ends[1]: None}
         assert other.ended == {}
+    assert listener._waiting == {}
 
 
 async def test_a_notice_that_came_before_the_wait_counts() -> None:
@@ -129,6 +132,26 @@ async def test_what_is_no_notice_is_ignored(notice: bytes) -> None:
         worker.ended(7, "api 1", 10)
         await waiting.until([("api 1", worker.name)], FOR_EVER)
         assert waiting.ended == {("api 1", worker.name): 10}
+
+
+async def test_what_cannot_be_sent_fails_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error there would end the engine."""
+    worker, path = Notices(), str(tmp_path / "other")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.bind(path)
+        stranger.listen()
+        assert worker.reach("api", path)
+        worker.blank(7, "no memory")
+    assert "was not notified" in caplog.text
+
+
+def test_its_folder_goes_with_its_loop(tmp_path: Path) -> None:
+    async def listen() -> None:
+        assert Listener(lambda *said: None, beside=str(tmp_path)).path.startswith(str(tmp_path))
+
+    asyncio.run(listen())
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_its_folder_is_the_users_alone() -> None:

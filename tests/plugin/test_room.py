@@ -121,6 +121,16 @@ def test_files_of_a_wider_type_than_the_engines(make: Make, files: Files) -> Non
     assert manager.tiers.used_bytes <= files.size_bytes // 2
 
 
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "times"),
+    [("torch", "float8_e4m3fn", 4), ("torch", "bfloat16", 2), ("numba", "bfloat16", 1), ("torch", "?", 1)],
+)
+def test_files_of_a_narrower_type_than_the_engines(make: Make, kernels: str, dtype: str, times: int) -> None:
+    """They take more in memory, unless kernels read them as they are. Of an unknown type nobody can say."""
+    manager = worker(make, 0, kernels=kernels)
+    assert manager._packed_bytes({"size_bytes": 1000, "dtype": dtype}) == times * 1000
+
+
 @pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
 def test_a_pickle_is_read_for_nan(make: Make, files: Files, value: float) -> None:
     """Validation reads no pickle that is allowed: one NaN in it is a refusal that names the layer."""
@@ -337,6 +347,22 @@ def test_a_step_that_cannot_wait_for_a_load(
     assert (manager.blank, manager.failures) == ({}, {})
     assert load(manager, files, again=False)["state"] == "ready"
     assert manager.tiers.entries[ID].size_bytes > 0
+
+
+def test_a_step_that_finds_no_room_leaves_a_load_its_own(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next load would be begun in that room, and both would take it."""
+    manager, go = worker(make, 2 * files.size_bytes), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_prepare", lambda request, **how: go.wait(20))
+        assert load(manager, files, wait_s=0)["state"] == "loading"
+    manager.tiers.admit(1, files.size_bytes * 3 // 2)
+    manager.tiers.hold(1, "api", 1)
+    manager.set_active_adapters({files.request}, None)
+    assert manager.blank.keys() == {ID}
+    assert load(manager, files, wait_s=0, id=ID + 1, size_bytes=1)["state"] == "full"
+    go.set()
 
 
 @pytest.mark.parametrize("said", [1.0, 0.1])

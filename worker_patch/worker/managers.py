@@ -156,7 +156,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
             NoRoom: every adapter that could go for it is in use.
         """
         adapter = request.lora_int_id
-        self._end_given_up(but=adapter)
+        self._end_given_up()
         self.failures.pop(adapter, None)
         if adapter not in self.under_way:
             size = self._too_big.get(adapter) or self._packed_bytes(asked)
@@ -178,10 +178,10 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
     def _packed_bytes(self, asked: Mapping[str, Any]) -> int:
         """The bytes of this rank's share of the files in memory, as far as known before the load."""
         size, files = int(asked["size_bytes"]), getattr(torch, str(asked.get("dtype")), None)
-        engine: torch.dtype = self.lora_config.lora_dtype
-        if isinstance(files, torch.dtype) and files.itemsize > engine.itemsize:
-            size = int(size * engine.itemsize / files.itemsize)
-        manager, kept = self._adapter_manager, engine.itemsize
+        manager, kept = self._adapter_manager, self.lora_config.lora_dtype.itemsize
+        if isinstance(files, torch.dtype):
+            kept = manager.layers.kept(files).itemsize
+            size = size * kept // files.itemsize
         share = manager.shares.size_bytes(size, asked.get("target_modules", ()), asked.get("rank", 0), kept)
         return manager.layers.memory.taken_bytes(share)
 
@@ -224,6 +224,7 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
             self._admit(adapter, load, load.adapter, max(most_bytes, size_bytes(load.adapter)))
 
     def _admit(self, adapter: int, load: Load[Resident], brought: Resident, size: int) -> None:
+        self.tiers.cancel(adapter)
         self.forget_blank(adapter)  # of a step that could not wait for this
         self.failures.pop(adapter, None)
         if adapter in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
@@ -248,12 +249,11 @@ class TieredWorkerManager(Steps, LRUCacheWorkerLoRAManager):  # type: ignore[mis
         self.under_way.give_up_unmeant(user, meant, sequence)
         self._end_given_up()
 
-    def _end_given_up(self, but: int | None = None) -> None:
+    def _end_given_up(self) -> None:
         if self._alone:  # when it ends: somebody may want it before
             return
         for adapter in self.under_way.given_up():
-            if adapter != but:
-                self._end(adapter)
+            self._end(adapter)
 
     def _end(self, adapter: int) -> None:
         self.tiers.cancel(adapter)

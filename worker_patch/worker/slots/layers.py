@@ -162,11 +162,15 @@ class ModelLayers:
         self.memory.drop()
 
     def _dtype_for(self, adapter: Mapping[str, Weights]) -> torch.dtype:
-        """The engine's, and of an adapter that is all of a narrower one that one: half the memory to read."""
+        """The type that an adapter is kept in: of one with weights of several types the engine's."""
         tensors = (t for weights in adapter.values() for t in (*weights.a, *weights.b) if t is not None)
         kinds = {tensor.dtype for tensor in tensors}
-        only = kinds.pop() if len(kinds) == 1 else self._dtype
-        return only if only in self._read and only.itemsize < self._dtype.itemsize else self._dtype
+        return self.kept(kinds.pop()) if len(kinds) == 1 else self._dtype
+
+    def kept(self, files: torch.dtype) -> torch.dtype:
+        """The type that weights of one type are kept in: a narrower one as it is, half the memory to read."""
+        narrower = files in self._read and files.itemsize < self._dtype.itemsize
+        return files if narrower else self._dtype
 
     def bring(self, adapter: Slab) -> None:
         """Start to copy an adapter to the device, unless it is there; on a CPU it is where it has to be.

@@ -46,10 +46,10 @@ class Shares:
         """Return the bytes of this rank's share.
 
         Args:
-            files_bytes: of the whole adapter, in the engine's type.
+            files_bytes: of the whole adapter, in the type that it is kept in.
             targets: the adapter's target modules. If no layer here has such a name, count the whole.
             rank: the adapter's, of all layers; 0 if unknown.
-            itemsize: of the engine's type.
+            itemsize: of that type.
         """
         here, whole = self.of(targets)
         if not here:

@@ -51,6 +51,8 @@ class Tiers:
         slots: which id is in which slot.
         device: adapters in the device's memory, or on the way there.
         copies: slots copy from there, and then need it no more; else they refer to it.
+        entries: the adapters of the host tier.
+        used_bytes: the bytes of the budget in use: the sum of the entries'.
         step: the adapters that the running step needs, or the last one did. Only the next step changes it:
             an adapter that is removed or replaced meanwhile is still needed.
         counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
@@ -64,16 +66,12 @@ class Tiers:
         self.copies, self._eviction = copies, eviction
         self.budget_bytes = budget_bytes
         self.entries: dict[int, Entry] = {}
+        self.used_bytes = 0
         self.counters: Counter[str] = Counter()
         self._reserved: dict[int, int] = {}
         self.step: frozenset[int] = frozenset()
         self._counted: frozenset[int] = frozenset()  # of it, those whose next step is no beginning
         self._tick = 0
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes of the budget in use."""
-        return sum(entry.size_bytes for entry in self.entries.values())
 
     @property
     def free_bytes(self) -> int:
@@ -92,7 +90,9 @@ class Tiers:
                 budget is too small.
         """
         self.cancel(adapter)
-        staying = sum(e.size_bytes for one, e in self.entries.items() if spare or not self._may_go(one))
+        staying = self.used_bytes
+        if not spare and size_bytes > self.free_bytes:
+            staying = sum(entry.size_bytes for one, entry in self.entries.items() if not self._may_go(one))
         self._see_to(size_bytes, staying + sum(self._reserved.values()), spare)
         self._reserved[adapter] = size_bytes
 
@@ -110,7 +110,7 @@ class Tiers:
         spare: bool = False,
         needed: bool = False,
     ) -> list[int]:
-        """Turn an ended load's reservation into an entry. Returns the adapters evicted for it.
+        """Take an adapter in. Returns the adapters evicted for it. What a load reserved stays reserved.
 
         An entry that it replaces keeps its holders and users, and leaves the device and its slot.
 
@@ -118,14 +118,13 @@ class Tiers:
             priority, pinned: None: as the replaced entry; without one 0, and not pinned.
             needed: by the running step, whose other adapters all stay then.
         Raises:
-            NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicts nobody
-                and drops the reservation.
+            NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicts nobody.
         """
-        self.cancel(adapter)
         old = self.entries.get(adapter, Entry(0))
-        others = [one for one in self.entries if one != adapter and self._may_go(one, needed=needed)]
-        going = [] if spare else sorted(others, key=self._order("host"))
-        taken = self.used_bytes - old.size_bytes
+        taken, going = self.used_bytes - old.size_bytes, list[int]()
+        if not spare and taken + size_bytes > self.budget_bytes:
+            others = (one for one in self.entries if one != adapter and self._may_go(one, needed=needed))
+            going = sorted(others, key=self._order("host"))
         self._see_to(size_bytes, taken - sum(self.entries[one].size_bytes for one in going), spare)
         victims = []
         for victim in going:
@@ -136,10 +135,10 @@ class Tiers:
             self.counters["cpu_evictions"] += 1
             victims.append(victim)
         self._leave(adapter)
-        self.entries.pop(adapter, None)
         keep = (old.pinned if pinned is None else pinned) and self._pins_left() > 0
         rank = old.priority if priority is None else priority
         self.entries[adapter] = Entry(size_bytes, rank, pinned=keep, holders=old.holders, users=old.users)
+        self.used_bytes += size_bytes
         self.touch(adapter)
         self._came(adapter, "host")
         return victims
@@ -155,11 +154,12 @@ class Tiers:
         """Forget an adapter and where it is, whoever uses it; what a load of it reserved stays reserved."""
         self._counted -= {adapter}
         self._leave(adapter)
-        self.entries.pop(adapter, None)
 
     def _leave(self, adapter: int) -> None:
         self.device.discard(adapter)
         self.vacate(adapter)
+        if (entry := self.entries.pop(adapter, None)) is not None:
+            self.used_bytes -= entry.size_bytes
 
     def touch(self, adapter: int) -> None:
         """Note that it was used now."""
