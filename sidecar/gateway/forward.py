@@ -36,14 +36,13 @@ from lora_fs.sidecar.server.middleware.body_limit import held_body
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward, written
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
-from lora_fs.sidecar.server.proxy.upstream import pieces
+from lora_fs.sidecar.server.proxy.upstream import SAFE, pieces
 
 VIA: Final = b"1.1 lora-fs-gateway"
 TAKE_S: Final = 5.0  # in which a replica asks for a request's body
 MOST_NAME: Final = 3 * 128 + 2  # characters of namespace/name@revision
 UPLOAD_TAKE_S: Final = 30.0  # and for an upload: first it looks for a place on the volume
 _CREDENTIALS: Final = frozenset({b"authorization", HEADER.encode()})
-_SAFE: Final = frozenset({"GET", "HEAD"})
 _GONE: Final = "EngineGone"
 _CHANGES: Final = ("/v1/lora_adapters", "/v1/loras")  # below these a replica changes adapters
 
@@ -124,7 +123,7 @@ class Hop:
         """
         if any(VIA.decode() in one for one in headers.getlist("via")):
             raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
-        if scope["method"] not in _SAFE and scope["path"].startswith(_CHANGES):
+        if scope["method"] not in SAFE and scope["path"].startswith(_CHANGES):
             check_site(self._sites, headers)
         if len(headers.getlist("content-type")) > 1:
             raise InputError("the request has two Content-Type headers: send one")
@@ -245,7 +244,7 @@ class Hop:
                 raise TemporaryError(NO_MORE) from error
             raise NotReached(f"replica {peer} takes no connection: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            if not sending.has_begun and (body.size != 0 or scope["method"] in _SAFE):
+            if not sending.has_begun and (body.size != 0 or scope["method"] in SAFE):
                 what = str(error) or type(error).__name__
                 raise NotReached(f"replica {peer} took no request: {what}") from error
             raise ServerUnavailable(
@@ -265,7 +264,7 @@ class Hop:
 
     async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> bool:
         """Send the answer's head, and the rest as it comes. Return whether all of it came."""
-        raw = [*backward(answer.raw_headers), (b"via", VIA)]  # by it a command knows a gateway
+        raw = [*backward(answer.raw_headers, answer.status), (b"via", VIA)]  # by it a command knows a gateway
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
             is_whole = False

@@ -55,12 +55,8 @@ def check_head(method: bytes, version: str, headers: list[tuple[bytes, bytes]]) 
         raise BadRequest("this server opens no tunnel: send no CONNECT", HTTPStatus.NOT_IMPLEMENTED)
     if version not in ("1.0", "1.1"):
         raise BadRequest(f"the request's version is {version}")
-    hosts, codings = 0, []
-    for name, value in headers:
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            codings.append(value.lower())
+    hosts = [name for name, _ in headers].count(b"host")
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise BadRequest(f"the request has {hosts} Host headers: send one")
     if codings and (codings != [b"chunked"] or version == "1.0"):
@@ -86,6 +82,7 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     flow: _Reading
+    _started: RequestResponseCycle  # of the request that is being answered, or was last
     _writes: JoinedWrites
 
     send_timeout_s: ClassVar[float]
@@ -112,6 +109,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_late()
         self._stop_stalled()
         self._unparsed.clear()
+        if self.pipeline:  # uvicorn tells the last request alone that its client left
+            self.cycle = self._started
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -161,8 +160,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(status, f"this is not valid HTTP/1.1: {found}")
             return
         if self._without_end > HEAD_BYTES:
-            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            self._refuse(status, f"the head is over {HEAD_BYTES} bytes")
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is over {HEAD_BYTES} bytes")
         self._watch_head()
 
     def _decline(self) -> bytes:
@@ -205,9 +203,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._writes.keep_next()
-        super()._start_asgi_task(
-            cycle, _unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app
-        )
+        self._started = cycle
+        if cycle.scope["http_version"] == "1.0":  # it knows neither chunks nor 100 (RFC 9110, 10.1.1)
+            app, cycle.waiting_for_100_continue = _unchunked(app, cycle), False
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -48,5 +48,5 @@ class JoinedWrites:
 
     def _flush(self) -> None:
         kept, self._kept = self._kept, b""
-        if kept:
+        if kept and not self._transport.is_closing():  # else the client left meanwhile
             self._transport.write(kept)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import aiohttp
 import httpx
@@ -28,7 +28,7 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.gateway import broadcast
 from lora_fs.sidecar.gateway.broadcast import Broadcast
 from lora_fs.sidecar.gateway.calls import asking
-from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Said
+from lora_fs.sidecar.gateway.calls.asking import Asking, Call, Said, failed, together
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
@@ -297,6 +297,46 @@ def test_a_list_that_is_none_may_have_the_adapter(body: bytes) -> None:
     """An unload waits for it, and an error that says such a thing is quoted."""
     assert broadcast._may_have(Said("r0", 200, body, {}), "a1")
     assert Said("r0", 500, body, {}).why.startswith("replica r0 answered 500: ")
+
+
+ODD = [
+    b'{"x": NaN}',
+    b'{"x": -Infinity}',
+    b'{"x": 1e999}',
+    b'{"x": "\\ud800"}',
+    b'{"x": 1',
+    b"\xff",
+    b"[" * 9999,
+]
+
+
+@pytest.mark.parametrize("body", ODD, ids=lambda body: body[:20].decode(errors="replace"))
+def test_an_answer_that_json_does_not_have_is_text(body: bytes) -> None:
+    """The gateway's own answer quotes it. A configuration of that kind is 502, with the replica's name."""
+    said = Said("r1", 200, body, {})
+    assert json.loads(bytes(together([said]).body)) == {"replicas": {"r1": body.decode(errors="replace")}}
+    with pytest.raises(HTTPException, match="of replica r1's engine is no JSON") as caught:
+        broadcast._info(said)
+    assert caught.value.status_code == 502
+
+
+@pytest.mark.parametrize(("status", "told"), [(302, 502), (304, 502), (0, 503), (404, 404)])
+def test_a_refusal_is_an_error_whatever_the_replicas_status(status: int, told: int) -> None:
+    """A server before the replica may send on, or say that nothing changed. Neither is an answer of ours."""
+    assert failed([Said("r1", status, b"", {})], (), "").status_code == told
+
+
+def test_a_first_replica_that_falls_silent_may_have_done_the_call() -> None:
+    """No other one is asked then, and the error says so. Without a connection the next one is asked."""
+    why = "replica r0 did not answer: TimeoutError"
+    silent, gone = (Said("r0", status, why.encode(), {}, has_answered=False) for status in (504, 0))
+    done = Said("r1", 200, b"{}", {})
+    every = Asking(Mock(ready={"r0", "r1"}), hold_timeout_s=10.0)
+    with patch.object(every, "one", AsyncMock(side_effect=[silent, gone, done])) as one:
+        with pytest.raises(HTTPException, match=f"{why}; it may have done the call") as caught:
+            asyncio.run(every.first(Call("POST", "/v1/load_lora_adapter", {})))
+        assert (caught.value.status_code, one.await_count) == (504, 1)
+        assert asyncio.run(every.first(Call("POST", "/v1/load_lora_adapter", {}))) == ("r1", ["r0"], done)
 
 
 def test_a_list_has_an_adapter_under_its_name_or_a_revisions() -> None:

@@ -16,8 +16,10 @@ from lora_fs.sidecar.errors import InputError, TemporaryError
 from lora_fs.sidecar.gateway import discovery
 from lora_fs.sidecar.gateway.discovery import Given, Registered
 from lora_fs.sidecar.model import ReplicaStatus
+from lora_fs.sidecar.reconcile.watch import reports
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 
 Answer = Callable[[], list[str]]
 
@@ -176,6 +178,29 @@ def test_a_report_that_changes_moves_its_replica(tmp_path: Path) -> None:
             registry.layout.replica("r0").write_bytes(seal(status))
             wanted = {url: None} if model == "tiny" and url is not None else {}
             assert dict(asyncio.run(found.find())) == wanted
+
+
+def test_reports_of_other_models_hide_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads so many status files and no more: the next one goes on behind them, and begins anew."""
+    monkeypatch.setattr(reports, "MAX_READ", 4)
+    with closing(Registry(tmp_path, create=True)) as registry:
+        for number in range(9):
+            model, replica = ("tiny", f"b{number}") if number == 8 else ("other", f"a{number}")
+            status = ReplicaStatus(replica=replica, model=model, namespaces=(), url=f"http://{replica}:1")
+            registry.layout.replica(replica).write_bytes(seal(status))
+        found, read, real = Registered(registry.layout, "tiny"), list[str](), atomic.read_bytes
+
+        def seen(path: Path) -> bytes | None:
+            read.append(path.stem)
+            return real(path)
+
+        monkeypatch.setattr(atomic, "read_bytes", seen)
+        for wanted in ({}, {}, {"http://b8:1": None}, {"http://b8:1": None}):
+            read.clear()
+            assert dict(asyncio.run(found.find())) == wanted
+            assert len(read) == 4
+        registry.layout.replica("b8").unlink()
+        assert dict(asyncio.run(found.find())) == {}
 
 
 @pytest.mark.parametrize(

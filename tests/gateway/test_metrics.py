@@ -198,3 +198,23 @@ def test_replicas_that_break_off_are_ejected_as_those_that_fail() -> None:
                 assert (await http.post("/v1/completions", json={"model": "a"})).status_code == 503
 
     asyncio.run(scenario())
+
+
+def test_a_call_without_a_body_that_breaks_off_goes_to_no_other_replica() -> None:
+    """It may have run. The answer says so."""
+    asked = 0
+
+    async def broken(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with before_two(r0=broken, r1=broken) as http, asyncio.timeout(60):
+            answer = await http.post("/v1/completions")
+            assert (answer.status_code, asked) == (503, 1)
+            assert "the request may have run" in answer.text
+
+    asyncio.run(scenario())

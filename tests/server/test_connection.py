@@ -280,6 +280,81 @@ def test_a_stream_begins_before_its_first_event() -> None:
         task.cancel()
 
 
+def test_a_head_whose_client_left_is_not_written() -> None:
+    """The transport is closed by then: to uvloop's a write is an error, which the loop would log."""
+    errors: list[dict[str, Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        wire.close()
+
+    with wired(app) as (protocol, wire, loop):
+        loop.set_exception_handler(lambda _, told: errors.append(told))
+        protocol.data_received(LINE + b"\r\n")
+        while protocol.tasks:
+            loop.run_until_complete(turn())
+        loop.run_until_complete(turn())
+        assert not wire.writes
+    assert not errors
+
+
+def test_a_client_that_leaves_ends_its_request_before_another_one() -> None:
+    """The request that is being answered learns it, although the client sent one more."""
+    left: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        left.append((await receive())["type"])
+
+    with wired(app) as (protocol, _, loop):
+        protocol.data_received((LINE + b"\r\n") * 2)
+        assert len(protocol.pipeline) == 1
+        for _ in range(3):
+            loop.run_until_complete(turn())
+        protocol.connection_lost(ConnectionResetError())
+        for _ in range(3):
+            loop.run_until_complete(turn())
+        for task in protocol.tasks:
+            task.cancel()
+    assert left == ["http.disconnect"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"POST / HTTP/1.0\r\n", 200), (LINE.replace(b"GET", b"POST"), 100)]
+)
+def test_http_1_0_knows_no_100_continue(address: tuple[str, int], line: bytes, status: int) -> None:
+    """Its client would take that for the answer (RFC 9110, 10.1.1). It needs no Host."""
+    with connected(address) as sock:
+        sock.sendall(line + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\na")
+        assert answered(sock)[0] == status
+
+
+def test_one_request_waits_for_an_answer_and_the_rest_is_not_parsed() -> None:
+    """However many a client sends, it has no more than that in memory."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    with wired(app) as (protocol, wire, loop):
+        for _ in range(4):
+            protocol.data_received(LINE + b"\r\n")
+        assert len(protocol.pipeline) == 1
+        assert not wire.reads
+        loop.run_until_complete(turn())
+        for task in protocol.tasks:
+            task.cancel()
+
+
+def test_a_client_that_left_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to a connection that is gone."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.0)
+    with wired(Starlette()) as (protocol, wire, loop):
+        protocol.connection_lost(None)
+        for _ in range(2):
+            loop.run_until_complete(turn())
+        assert not wire.sent
+
+
 def test_an_answer_that_is_closed_is_whole(address: tuple[str, int]) -> None:
     """What was written and not sent is sent before the connection ends."""
     with connected(address) as sock:
@@ -310,9 +385,10 @@ def test_a_large_answer_waits_for_its_client() -> None:
         b"x\r\n\r\n",
         b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
+        LINE.replace(b"1.1", b"2.0") + b"\r\n",
         b"\x16\x03\x01\x02",
     ],
-    ids=["no request", "no URL", "no host", "TLS"],
+    ids=["no request", "no URL", "no host", "another version", "TLS"],
 )
 def test_invalid_requests_write_no_log(invalid: bytes) -> None:
     """Each is answered 400. Whoever sends them without end fills no log: uvicorn writes a line for each."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -21,6 +23,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lora_fs.demo.process import LOCAL
+from lora_fs.sidecar.gateway.app import create_gateway
+from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.connection import BoundedConnection
@@ -88,6 +92,31 @@ def test_a_request_asks_whether_the_engines_host_is_still_there() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("method", "times"), [("DELETE", 1), ("PUT", 1), ("POST", 1), ("GET", 2)])
+def test_a_change_that_breaks_off_is_sent_once(method: str, times: int) -> None:
+    """It may have run: the second DELETE would be answered 404. A GET may be repeated."""
+
+    async def scenario() -> None:
+        heads: list[bytes] = []
+
+        async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with closing(writer):
+                while (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /first"):
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                heads.append(head)
+
+        async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with upstream.connected(Upstream()) as session:
+                async with session.get(f"{url}/first"):
+                    pass
+                with pytest.raises(aiohttp.ClientConnectionError):
+                    await session.request(method, f"{url}/")
+        assert [head.split()[0].decode() for head in heads] == [method] * times
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("status", [b"101 Switching Protocols", b"099 Low", b"600 High"])
 def test_a_status_that_no_answer_has_is_the_engines_fault(replica: FakeReplica, status: bytes) -> None:
     """A client that offered no upgrade would take what follows a 101 for another protocol's bytes."""
@@ -106,6 +135,38 @@ def test_a_status_that_no_answer_has_is_the_engines_fault(replica: FakeReplica, 
         engine.join()
     assert answered.status_code == 503
     assert f"status is {int(status[:3])}" in answered.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("through_a_gateway", [False, True])
+def test_an_answer_without_a_body_has_no_length(
+    replica: FakeReplica, caplog: pytest.LogCaptureFixture, status: int, through_a_gateway: bool
+) -> None:
+    """Where the engine sends one (RFC 9110, 8.6), the connection goes on, and no error is logged."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := b"".join(iter(self.rfile.readline, b"\r\n")):
+                self.rfile.read(len(BODY) if head.startswith(b"POST") else 0)
+                self.wfile.write(b"HTTP/1.1 %d X\r\nETag: x\r\nContent-Length: 10\r\n\r\n" % status)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with ExitStack() as opened:
+        engine = opened.enter_context(Server(("127.0.0.1", 0), Handler))
+        threading.Thread(target=engine.serve_forever, args=(0.01,), daemon=True).start()
+        opened.callback(engine.shutdown)
+        url = opened.enter_context(sidecar(replica, f"http://127.0.0.1:{engine.server_address[1]}"))
+        if through_a_gateway:
+            url = opened.enter_context(serving(create_gateway(Given([url]))))
+            until(lambda: httpx.get(f"{url}/health", **LOCAL).status_code == 200, "the gateway is ready")
+        with httpx.Client(base_url=url, **LOCAL) as client:
+            for method in ("GET", "POST", "HEAD"):
+                sent = BODY if method == "POST" else None
+                told = client.request(method, "/v1/x", content=sent)
+                assert (told.status_code, told.headers["etag"]) == (status, "x")
+    assert not [one for one in caplog.records if one.exc_info]
 
 
 def post(

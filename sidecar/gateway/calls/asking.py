@@ -93,10 +93,17 @@ class Asking:
         return [one for one in told if not one.is_done and (one.status or one.replica in self.watch.ready)]
 
     async def first(self, call: Call) -> tuple[str, list[str], Said]:
-        """Ask one replica; another one only where the first took no connection."""
+        """Ask one replica; another one only where the first took no connection.
+
+        Raises:
+            TemporaryError: no replica is ready, or none took a connection.
+            HTTPException: 504 if the replica did not answer: it may have done the call.
+        """
         ready = self.ready()
         for one in ready:
             said = await self.one(one, call)
+            if said.status == 504 and not said.has_answered:
+                raise HTTPException(504, f"{said.why}; it may have done the call: look before you repeat it")
             if said.status:
                 return one, [other for other in ready if other != one], said
         raise TemporaryError(f"no replica took the call: {said.why}")
@@ -163,11 +170,13 @@ def together(told: Sequence[Said], **more: Any) -> Response:
 
 
 def read(said: Said) -> Any:
-    """Return the JSON of an answer, or its text."""
+    """Return the JSON of an answer, or its text if the gateway cannot send it on as JSON, such as NaN."""
     try:
-        return json.loads(said.body)
+        told = json.loads(said.body)
+        JSONResponse(told)
     except (ValueError, RecursionError):
         return said.body.decode(errors="replace")
+    return told
 
 
 def failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTTPException:
@@ -175,4 +184,6 @@ def failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTT
     left = [one.why for one in undone if not one.is_done]
     outcome = outcome if not left else f"undoing it failed, too: {'; '.join(left)}"
     status = refused[0].status or 503
+    if status < 400:  # a server before the replica sends the call elsewhere
+        status = 502
     return HTTPException(status, f"{'; '.join(one.why for one in refused)}; {outcome}")

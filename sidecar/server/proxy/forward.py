@@ -274,7 +274,8 @@ class Proxy:
         Raises:
             EngineUnavailable: it broke off before anything of it was sent.
         """
-        raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
+        raw = backward(answer.raw_headers, answer.status)
+        raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in raw]
         names: Renamed | Stored | None = None
         if Renamed.concerns(answer.headers.get("content-type", "")):
             if through is not None:

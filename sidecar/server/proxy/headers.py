@@ -19,6 +19,7 @@ _OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # this server 
 # This server answered "expect" when it read the body.
 _NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", b"authorization", HEADER.encode()}
 _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
+_BODILESS = frozenset({204, 304})
 _CORS = b"access-control-"  # who may read an answer is this server's to say, not the engine's
 
 
@@ -58,10 +59,12 @@ def appended(headers: Iterable[Raw], scope: Scope, via: bytes = VIA) -> list[Raw
     return [*kept, *added, *first.items()]
 
 
-def backward(headers: Iterable[Raw]) -> list[Raw]:
-    """Return an answer's headers for the client."""
+def backward(headers: Iterable[Raw], status: int) -> list[Raw]:
+    """Return an answer's headers for the client. A 204 and a 304 have no length: uvicorn misses a body."""
     given = list(headers)
     dropped = BY_HOP | _OURS | (_named(given) - _OF_THE_BODY)
+    if status in _BODILESS:
+        dropped |= {b"content-length"}
     lowered = ((name.lower(), name, value) for name, value in given)
     return [(name, value) for low, name, value in lowered if low not in dropped and not low.startswith(_CORS)]
 

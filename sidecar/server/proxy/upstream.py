@@ -19,6 +19,7 @@ CONNECT_S = 5.0
 PIECE_BYTES = 1 << 18
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+SAFE = frozenset({"GET", "HEAD"})
 _ERROR_BYTES = 65_536
 # After 10 s without a byte the kernel asks the host: what waits for one that is gone ends within 25 s. Bytes
 # that a host never acknowledged wait for TCP's own limit, about 15 minutes.
@@ -75,8 +76,21 @@ async def connected(
         auto_decompress=False,
         skip_auto_headers=_NOT_ADDED,
         raise_for_status=_check_status,
+        middlewares=(_once,),
     ) as session:
         yield session
+
+
+async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Send a change once. aiohttp repeats a DELETE or a PUT that broke off, which may have run."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in SAFE:
+            raise
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _check_status(answer: aiohttp.ClientResponse) -> None:
