@@ -82,6 +82,25 @@ def test_a_clone_is_another_registry(filled: LoraFs, root: Path, tmp_path: Path)
     assert [one["name"] for one in filled("--root", other, "list", "-o", "json").json] == ["support"] * 2
 
 
+@pytest.mark.parametrize("what", ["a record", "a folder", "no files"])
+def test_a_dry_run_refuses_what_an_import_refuses(filled: LoraFs, root: Path, what: str) -> None:
+    """A foreign record or folder in the way, an archive without files: the same words, nothing written."""
+    filled("export", "backup.tar", *(["--no-artifacts"] if what == "no files" else []))
+    for path in root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if what == "a record":
+        (root / "default/tiny/v1").mkdir(parents=True)
+        (root / "default/tiny/v1/other.@00000001.json").write_text("{}")
+    elif what == "a folder":
+        write_adapter(root / "default/tiny/v2/support", 9)
+    before = sorted(root.rglob("*"))
+    dry = filled("import", "archive", "backup.tar", "--dry-run")
+    assert sorted(root.rglob("*")) == before
+    done = filled("import", "archive", "backup.tar")
+    assert (dry.code, dry.err) == (done.code, done.err)
+    assert done.code == (1 if what == "no files" else 4)
+
+
 def test_through_a_pipe(filled: LoraFs, root: Path, tmp_path: Path) -> None:
     """export - writes nothing but the archive to stdout."""
     words = [LORA_FS, "export", "-"]

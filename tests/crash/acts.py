@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from lora_fs.sidecar.concurrency import Daemons, Result
 from lora_fs.sidecar.errors import CorruptRecord, NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer, Scope
+from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.format.layout import Layout, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode
@@ -23,6 +28,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.registry.volume.folders import make_folder
 from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.validate import Expectation
 from tests.crash.tracing import Acknowledged
 from tests.registry.conftest import Clock, write_adapter
@@ -31,7 +37,7 @@ from tests.registry.test_operations import put
 
 SCOPE = Scope("default", "tiny")
 LONG_AGO_S = 1_600_000_000  # an mtime that is old by any clock
-ACTS = ["register", "register again", "promote", "unregister", "adopt", "take away", "gc", "undo"]
+ACTS = ["register", "register again", "upload", "promote", "unregister", "adopt", "take away", "gc", "undo"]
 
 
 def collect(registry: Registry) -> None:
@@ -49,6 +55,29 @@ def look_at_folders(registry: Registry, scope: Scope) -> None:
         clock.now += RETRY_S
         view.refresh(force=True)
         adopter.step(view.desired)
+
+
+class AtOnce(Daemons):
+    """Makes each call in the caller's thread: no other one is traced."""
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        return call()
+
+
+def upload(registry: Registry, source: Path) -> None:
+    """What a replica does with a tar that a client sends."""
+    uploads = Uploads(registry, most_bytes=1 << 20, most_s=60, volume_s=60, _threads=AtOnce(1, "unused"))
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(source, ".")
+
+    async def sent() -> AsyncIterator[tuple[str, bytes]]:
+        yield ARCHIVE, packed.getvalue()
+
+    folder = asyncio.run(uploads.receive(AdapterKey(*SCOPE, "v1", "a1"), Upload("a1", sent())))
+    with uploads.unpacked(folder) as adapter:
+        put(registry, SCOPE, adapter, takes=True)
 
 
 def age(root: Path) -> None:
@@ -138,7 +167,7 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
     dropped = registry.layout.artifact(AdapterKey(*SCOPE, "v1", "a1"))
     if what in ("adopt", "take away"):
         write_adapter(dropped)
-    elif what != "register":
+    elif what not in ("register", "upload"):
         put(registry, SCOPE, first)
     if what in ("promote", "unregister", "gc"):
         put(registry, SCOPE, second)
@@ -169,6 +198,8 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
             put(registry, SCOPE, first)
         elif what == "register again":
             put(registry, SCOPE, second)
+        elif what == "upload":
+            upload(registry, first)
         elif what == "promote":
             release.promote(registry, SCOPE, "a1", "v1", writer="test")
         elif what == "unregister":

@@ -6,6 +6,7 @@ model finds what it is for is tried with writers that forget a sync.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,7 @@ FORGOTTEN: dict[str, Callable[[Sync], bool]] = {
     "a pointer's name": lambda sync: not sync.path.endswith("/.active"),
     "a copy's bytes": lambda sync: not sync.path.endswith(".safetensors"),
     "a copy's names": lambda sync: ".incoming/" not in sync.path or sync.path.count("/") > 3,
+    "an upload's names": lambda sync: not re.search(r"\.incoming/\w+(/adapter)?$", sync.path),
     "a scope's folders": lambda sync: sync.path not in (".", "default", "default/tiny"),
 }
 
@@ -88,7 +90,7 @@ FORGOTTEN: dict[str, Callable[[Sync], bool]] = {
 @pytest.mark.parametrize("what", FORGOTTEN)
 def test_a_forgotten_sync_is_found(what: str, scratch: Path) -> None:
     """A writer that leaves one kind of sync out loses something on one of the disks."""
-    staged = stage(scratch, "register")
+    staged = stage(scratch, "upload" if "upload" in what else "register")
     recorder = record(staged, scratch)
     assert any(isinstance(step, Sync) and not FORGOTTEN[what](step) for step in recorder.steps)
 

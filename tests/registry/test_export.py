@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -288,6 +289,23 @@ def test_a_failed_export_leaves_the_last_one(
     assert [path.name for path in tmp_path.glob("e.tar*")] == ["e.tar"]
 
 
+def test_a_killed_export_is_removed_by_the_next_one(filled: Registry, tmp_path: Path) -> None:
+    """Its draft, which is as large as the export. One that was written to an hour ago may be under way."""
+    names = {
+        "e[1].tar.0123abcd.part": 3700,
+        "e[1].tar.4567abcd.part": 3500,
+        "e[1].tar.mine.part": 3700,
+        "e1.tar.0123abcd.part": 3700,
+    }
+    now = time.time()
+    for name, age_s in names.items():
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (now - age_s, now - age_s))
+    exported(filled, tmp_path / "e[1].tar")
+    left = {path.name for path in tmp_path.glob("e*.tar*")}
+    assert left == {"e[1].tar", *names} - {"e[1].tar.0123abcd.part"}
+
+
 def test_two_exports_to_one_file_at_once(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +340,7 @@ def test_a_restored_registry_is_the_one_that_was(
     assert again.marker.epoch > filled.marker.epoch
     assert again.marker.tier == tier
     assert state(again) == state(filled)
+    assert path_of(again) == path_of(filled), "what lies there as it was stays linked"
     release.promote(again, Scope("default", "tiny"), "a1", "v1", writer="test")
     assert served(again, Scope("default", "tiny"))["a1"] == "v1"
 
@@ -513,6 +532,27 @@ def test_a_linked_adapter_is_restored_with_its_own_copy(
     again = Registry(tmp_path / "new")
     assert path_of(again) == again.layout.artifact(C1)
     assert state(again) == want
+
+
+def test_what_is_kept_beside_an_adapter_is_restored(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """It is no part of the digest."""
+    source = make_adapter()
+    (source / "README.md").write_text("by us")
+    put(registry, scope, source)
+    file = exported(registry, tmp_path / "e.tar")
+    assert restore.restore(tmp_path / "new", file, archive.read(file)) == []
+    assert (Registry(tmp_path / "new").layout.artifact(V1) / "README.md").read_text() == "by us"
+
+
+def test_an_epoch_that_is_ahead_of_the_clock(filled: Registry, tmp_path: Path) -> None:
+    """The restored one is greater all the same: no reader has seen it."""
+    path = filled.layout.marker
+    path.write_bytes(seal({**unseal(path.read_bytes()), "epoch": 1 << 40}))
+    file = exported(Registry(filled.layout.root), tmp_path / "e.tar")
+    restore.restore(tmp_path / "n", file, archive.read(file))
+    assert marker.read_marker(tmp_path / "n").epoch == (1 << 40) + 1
 
 
 def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.errors import Conflict, RegistryLost
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle import release
@@ -45,6 +45,14 @@ def test_links_whose_names_have_numbers_of_their_own(tmp_path: Path, monkeypatch
     assert marker.find_tier(tmp_path) == "lww"
 
 
+def test_links_whose_names_all_have_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all files have one inode number, a copy still does not count as a second name."""
+    monkeypatch.setattr(os.path, "samestat", lambda *_: True)
+    assert marker.find_tier(tmp_path) == "cas"
+    monkeypatch.setattr(os, "link", copy_instead)
+    assert marker.find_tier(tmp_path) == "lww"
+
+
 def siblings(registry: Registry, monkeypatch: pytest.MonkeyPatch, scope: Scope) -> list[Record]:
     """Two writers that saw the same newest generation, as without a lease they may."""
     series = registry.records(AdapterKey(*scope, "v1", "a1"))
@@ -58,6 +66,52 @@ def test_a_registry_without_links_says_so(registry: Registry) -> None:
     """The probe at creation finds out, and the marker tells every later reader and writer."""
     assert registry.marker.tier == "lww"
     assert Registry(registry.layout.root).marker.tier == "lww"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_init_that_was_killed(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Its marker has a name and no bytes: the next one completes it, unless records were written since."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    root = registry.layout.root
+    if not killed:
+        put(registry, scope, make_adapter())
+    registry.layout.marker.write_bytes(b"")
+    with pytest.raises(
+        RegistryLost, match=r"it is empty; if `lora-fs init` or .* was killed here, call it again"
+    ):
+        Registry(root)
+    if killed:
+        completed = marker.create(root)
+        assert completed.made
+        assert marker.create(root) == (completed.marker, False)
+        registry.layout.marker.write_bytes(b"")  # as another one that completes it at the same time saw it
+        assert marker.create(root) == completed
+        put(Registry(root), scope, make_adapter())
+    else:
+        with pytest.raises(RegistryLost, match="from a backup"):
+            marker.create(root)
+        assert registry.layout.marker.read_bytes() == b""
+
+
+def test_an_init_under_way_is_awaited(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marker gets its bytes after its name: another one that sees it empty does not complete it."""
+    written, path = registry.layout.marker.read_bytes(), registry.layout.marker
+    path.write_bytes(b"")
+    monkeypatch.setattr("time.sleep", lambda _: path.write_bytes(written))
+    assert marker.create(registry.layout.root) == (registry.marker, False)
+
+
+def test_an_import_that_was_killed_is_not_made_a_registry_by_init(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker is empty, too. HEAD comes after that: what it put there is another registry's."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    registry.layout.marker.write_bytes(b"")
+    registry.layout.head.unlink()
+    with pytest.raises(RegistryLost, match="import archive` was killed"):
+        marker.create(registry.layout.root)
 
 
 def test_names_are_unique(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:

@@ -69,6 +69,13 @@ def test_of_one_moment_the_greater_name_is_newer() -> None:
     assert beyond(known, 2) == ["v2", "v1"]
 
 
+def test_one_of_unknown_age_counts_as_the_newest() -> None:
+    """It stays, and one fewer of the others does."""
+    known = [Revision("v1", START), Revision("v2", START + datetime.timedelta(days=1)), Revision("v3", None)]
+    assert beyond(known, 2) == ["v1"]
+    assert beyond(known, 1) == ["v2", "v1"]
+
+
 @pytest.fixture
 def many(registry: Registry, scope: Scope, tmp_path: Path) -> list[str]:
     """``a1`` with v1 to v7, registered one after the other two days ago; serves v7, before that v6."""
@@ -101,15 +108,16 @@ def test_nothing_goes_unless_it_is_said(registry: Registry, scope: Scope, many: 
 def test_what_is_served_tried_pinned_or_in_use_never_goes(
     registry: Registry, scope: Scope, many: list[str]
 ) -> None:
-    """However old it is, and however few are kept."""
-    release.promote(registry, scope, "a1", "v2", writer="test")  # before it v7
+    """However old it is, and however few are kept. So does what a rollback would bring back."""
+    for revision in ("v6", "v2"):
+        release.promote(registry, scope, "a1", revision, writer="test")
     release.set_canary(registry, scope, "a1", "v3", 5, writer="test")
     pinned = amend.with_policy(Policy(), {"kind": PolicyKind.PINNED})
     amend.amend(registry, scope, "a1", [pinned], writer="test", revision="v4")
     amend.keep_revisions(registry, scope, "a1", 1, writer="test")
     age(registry, scope)
     key = AdapterKey(*scope, "v5", "a1")
-    assert withdrawn(registry, scope, {key}) == ["v1", "v6"]
+    assert withdrawn(registry, scope, {key}) == ["v1"]
     assert withdrawn(registry, scope, None) == []  # not known what is in use
 
 

@@ -42,6 +42,14 @@ def test_created_once(fs: FakeFilesystem, folder: str) -> None:
     assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".events", ".leases", ".replicas"}
 
 
+def test_a_volume_that_does_not_take_the_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is full, and that is said; once it has room the same call makes the registry."""
+    fail(monkeypatch, "link", errno.ENOSPC, when=lambda _, target, **__: target.name == "lora-fs.json")
+    with pytest.raises(VolumeUnavailable, match="full"):
+        marker.create(tmp_path)
+    assert marker.create(tmp_path).made
+
+
 def test_nothing_is_no_registry(fs: FakeFilesystem) -> None:
     """A missing and an empty folder hold none, and are not made one by opening it."""
     fs.create_dir(VOLUME)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.registry.store import writer
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 from tests.registry.conftest import SCOPE, Site, write_adapter
 
 
@@ -50,6 +52,22 @@ def test_what_was_registered_before_stays_as_it_was(site: Site, active: bool) ->
         site.take_back(made)
         assert site.state() == before
         assert release.present_revisions(site.registry, SCOPE, "a") == records
+
+
+def test_what_it_restores_is_withdrawn_meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right before its pointer has its name: it looks again, and the name serves the one before that."""
+    site.put(2)
+    made, real = site.load(3), atomic.publish
+
+    def overtaken(path: Path, *more: Any) -> bool:
+        if path.parent.name == ".active":
+            monkeypatch.undo()
+            release.unregister(site.registry, SCOPE, "a", writer="ci", revision="v2")
+        return real(path, *more)
+
+    monkeypatch.setattr(atomic, "publish", overtaken)
+    site.take_back(made)
+    assert site.state() == ("v1", {"v1"})
 
 
 def test_a_record_that_another_one_wrote_last_stays(site: Site) -> None:

@@ -85,6 +85,28 @@ def test_the_token_stays_with_the_hub(
     assert {who for path, _, who in hub.web.asked if path.startswith("/lfs/")} == {None}
 
 
+@pytest.mark.parametrize(
+    ("token", "sent"), [("hf_hush4711", "Bearer hf_hush4711"), (None, "Basic bWU6aHVzaA==")]
+)
+def test_the_token_is_sent_rather_than_the_netrc_files_password(
+    lora_fs: LoraFs,
+    hub: Hub,
+    adapter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    sent: str,
+) -> None:
+    """An entry for the hub's host counts where there is no token."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
+    monkeypatch.setenv("LORA_FS_NETRC_FILE", str(tmp_path / "netrc"))
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.publish(adapter, OLD)
+    assert lora_fs("register", "sql", "hf://acme/sql-lora").code == 0
+    assert {who for path, _, who in hub.web.asked if not path.startswith("/lfs/")} == {sent}
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
 def test_a_file_that_is_not_the_commits_is_refused(
     name: str, lora_fs: LoraFs, hub: Hub, adapter: Path, root: Path

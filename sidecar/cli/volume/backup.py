@@ -174,9 +174,9 @@ def _archive(source: Path) -> Iterator[Path]:
 def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: Format) -> None:
     contents, root = archive.read(file), context.root()
     if dry_run:
-        restore.check_empty(root)
-    lost = [] if dry_run else restore.restore(root, file, contents, as_new=as_new)
-    if not dry_run:
+        lost = restore.check(root, contents)
+    else:
+        lost = restore.restore(root, file, contents, as_new=as_new)
         context.noted.update(restored=len(contents.records))
     rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
     _tell(context, rows, dry_run, output)

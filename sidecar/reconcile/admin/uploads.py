@@ -173,7 +173,6 @@ class Uploads:
                 source = folder / "adapter"
                 make_folder(source, root=self.registry.layout.root)
                 tarball.unpack_within(archive, source, self._budget())
-            atomic.sync_names(source)
             yield source
         except InvalidAdapter as error:
             raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error

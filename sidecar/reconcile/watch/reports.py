@@ -16,7 +16,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.folders import listed
 
-MAX_REPLICAS = 1000  # of all models together
+MAX_READ = 1000  # of one look, reports of all models together
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,22 @@ class Reports:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._seen: dict[str, bytes] = {}  # replica → the digest of what was read
+        self._next = 0  # of the names, where the next look begins
 
     def look(self, own: str) -> Look:
         """Read all but the report of the replica ``own``.
+
+        Reads at most MAX_READ reports. If there are more, the next look goes on behind them.
 
         Raises:
             VolumeUnavailable: the volume does not list the reports, so none is known to be gone.
         """
         changed, unreadable = {}, {}
         names = self.names(own)
-        for replica in names:
+        start = self._next % max(1, len(names))
+        turn = (names[start:] + names[:start])[:MAX_READ]
+        self._next = start + len(turn)
+        for replica in turn:
             try:
                 data = atomic.read_bytes(self._layout.replica(replica))
                 if data is None:
@@ -64,4 +70,4 @@ class Reports:
         """Return the replicas that report, but for ``own``. Raises as ``look``."""
         names = listed(self._layout.replicas, root=self._layout.root) or ()
         replicas = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MAX_REPLICAS]
+        return sorted(one for one in replicas if one != own and not one.startswith("."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import glob
 import hashlib
 import io
 import os
@@ -31,6 +32,7 @@ from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
+KILLED_AFTER_S = 3600  # an export under way writes to its draft more often
 RACES = 8  # reads of one series, each of which met another generation
 FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
@@ -224,6 +226,8 @@ class _Hashing:
 def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifacts: bool) -> Exported:
     """Write an export to a file. The file gets its name once it is whole and synced.
 
+    Removes what killed exports to the same file left beside it.
+
     Raises:
         InputError: no file can be written there. OperatorError: its disk is full or fails.
         TemporaryError: the volume did not answer.
@@ -231,6 +235,7 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
     draft = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # another export may be under way
     try:
         with draft.open("xb") as out:
+            _remove_killed(target, os.fstat(out.fileno()).st_mtime - KILLED_AFTER_S)
             done = write(registry, scopes, out, artifacts=artifacts)
             out.flush()
             os.fsync(out.fileno())
@@ -242,3 +247,11 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
     finally:
         atomic.discard(draft)
     return done
+
+
+def _remove_killed(target: Path, before: float) -> None:
+    """Remove drafts of exports to ``target`` last written to ``before``, in seconds since 1970."""
+    for draft in target.parent.glob(f"{glob.escape(target.name)}.{'[0-9a-f]' * 8}.part"):
+        with suppress(OSError):
+            if draft.lstat().st_mtime < before:
+                draft.unlink()

@@ -49,12 +49,8 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
     for folder in (layout.leases, layout.replicas, layout.events):
         make_folder(folder)
     tier = find_tier(path)
-    away = [one for one in contents.records.values() if one.present and not is_whole(layout, one)]
-    homes = {record.key: _at_home(layout, record) for record in away}
-    missing = {key: home for key, home in homes.items() if not is_whole(layout, home)}
-    wanted = {key: home for key, home in missing.items() if contents.has_files_of(home)}
-    lost = missing.keys() - wanted.keys()
-    generations = _generations(layout, contents, {key: homes[key] for key in homes.keys() - lost}, tier)
+    homes, wanted, lost = _homes(layout, contents)
+    generations = _generations(layout, contents, homes, tier)
     _check_alone(layout.root, generations)
     _place_files(layout, file, wanted)
     epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
@@ -71,11 +67,21 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
         advance_head(layout, epoch)
     finally:
         names.sweep(wait=True)
-    return [
-        f"{key}: its files are not in the export and not in {layout.resolve(record.spec.path)}"
-        for key, record in contents.records.items()
-        if key in lost
-    ]
+    return lost
+
+
+def check(path: Path, contents: Contents) -> list[str]:
+    """Find what ``restore`` would refuse or leave without files. Writes nothing; returns and raises as it."""
+    layout = Layout(path)
+    check_empty(path)
+    homes, wanted, lost = _homes(layout, contents)
+    _check_alone(
+        path, {one for tier in ("cas", "lww") for one in _generations(layout, contents, homes, tier)}
+    )
+    for target in map(layout.artifact, wanted):
+        if atomic.list_names(target):
+            raise _in_the_way(target)
+    return lost
 
 
 def check_empty(path: Path) -> None:
@@ -100,6 +106,25 @@ def _is_begun(layout: Layout) -> bool:
     """
     names = atomic.list_names(layout.root) or ()
     return layout.head.name not in names and atomic.read_bytes(layout.marker) == b""
+
+
+def _homes(
+    layout: Layout, contents: Contents
+) -> tuple[dict[AdapterKey, Record], dict[AdapterKey, Record], list[str]]:
+    """Return what gets files of its own, what of it the export has to give, and the adapters left without."""
+    homes, wanted, lost = dict[AdapterKey, Record](), dict[AdapterKey, Record](), list[str]()
+    for record in contents.records.values():
+        if not record.present or is_whole(layout, record):
+            continue
+        home = _at_home(layout, record)
+        if not is_whole(layout, home):
+            if not contents.has_files_of(home):
+                where = layout.resolve(record.spec.path)
+                lost.append(f"{record.key}: its files are not in the export and not in {where}")
+                continue
+            wanted[record.key] = home
+        homes[record.key] = home
+    return homes, wanted, lost
 
 
 def _generations(
@@ -177,9 +202,13 @@ def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes
         if artifacts.digest_of([one for one in taker.files if one.path in served]) != record.spec.digest:
             raise InputError(f"{record.key}: the export changed while it was read: restore again")
         if not artifacts.place(draft, target):
-            raise Conflict(f"{target} holds other bytes than the export: move it away")
+            raise _in_the_way(target)
     finally:
         artifacts.discard(draft)
+
+
+def _in_the_way(folder: Path) -> Conflict:
+    return Conflict(f"{folder} holds other bytes than the export: move it away")
 
 
 def _lay(path: Path, data: bytes, tier: str, names: TemporaryNames) -> None:

@@ -250,7 +250,10 @@ def place(draft: Path, target: Path) -> bool:
 
 
 def mark(draft: Path) -> None:
-    """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it."""
+    """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it.
+
+    Syncs the names of its files, whose bytes are synced.
+    """
     permissions.share_copy(draft, draft.parent)
     with writing(draft / REGISTERING):
         (draft / REGISTERING).touch()

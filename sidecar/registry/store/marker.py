@@ -48,6 +48,10 @@ class Marker(BaseModel):
     sum: str = ""
 
 
+class _Empty(RegistryLost):
+    """The marker has its name and no bytes: damaged, or where link() is missing, not written yet."""
+
+
 class Created(NamedTuple):
     """A registry's marker. ``made``: this call wrote it."""
 
@@ -93,6 +97,8 @@ def _is_one_file(first: Path, second: Path) -> bool:
 def create(root: Path) -> Created:
     """Make ``root`` a registry, or return the marker of the one that is there already.
 
+    Where link() is missing it also completes a call that was killed before its marker had any bytes.
+
     Raises:
         RegistryLost: it was one, and its marker is gone or damaged.
         VolumeUnavailable: the volume does not take it.
@@ -103,7 +109,14 @@ def create(root: Path) -> Created:
         make_folder(root, inherit=False)
         names = []
     if layout.marker.name in names:
-        return Created(_read_fresh_marker(root), made=False)
+        try:
+            return Created(_read_fresh_marker(root), made=False)
+        except _Empty:
+            head = None if was_written_to(root) else current_head(layout)
+            if head is None or find_tier(root) == "cas":
+                raise
+            atomic.replace(layout.marker, seal(_completed(head)), sync=True)
+            return Created(read_marker(root), made=True)
     if was_written_to(root):
         raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
     for folder in (layout.leases, layout.replicas, layout.events):  # so that each can be a mount of its own
@@ -118,6 +131,11 @@ def create(root: Path) -> Created:
     finally:
         temporary.sweep(wait=True)
     return Created(_read_fresh_marker(root), made)
+
+
+def _completed(head: Head) -> Marker:
+    """Return the marker that completes a killed ``create``: the same one, however many write it at once."""
+    return Marker(registry_uuid=str(uuid.uuid5(uuid.NAMESPACE_OID, head.made + head.nonce)), tier="lww")
 
 
 def is_registry(root: Path) -> bool:
@@ -190,6 +208,11 @@ def read_marker(root: Path) -> Marker:
         raise RegistryLost(f"{error}: restore it from a backup") from error
     if data is None:
         raise missing(layout)
+    if not data:
+        raise _Empty(
+            f"{layout.marker} is damaged: it is empty; if `lora-fs init` or `lora-fs import archive` was "
+            "killed here, call it again, else restore it from a backup"
+        )
     try:
         needs = unseal(data).get("min_reader", FORMAT)
         if isinstance(needs, int) and needs > FORMAT:  # says so before a shape that only a newer one knows

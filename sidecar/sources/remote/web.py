@@ -103,7 +103,10 @@ class Http:
     """GET by the standard library, redirects looked at one by one."""
 
     def __init__(self, options: Options, headers: Mapping[str, str] | None = None) -> None:
-        """``headers`` go to the host of the URL, and to none that it redirects to."""
+        """``headers`` go to the host of the URL, and to none that it redirects to.
+
+        An ``Authorization`` among them is sent rather than the netrc file's password.
+        """
         self._options, self._headers = options, dict(headers or {})
 
     def look(self, uri: Uri) -> Seen:
@@ -170,7 +173,7 @@ class Http:
             SourceUnavailable: the server does not answer, or not now.
         """
         origin, at = uri, uri
-        secrets = {**self._headers, **self._credentials(origin, own=True)}
+        secrets = {**self._headers, **self._credentials(origin, own="Authorization" not in self._headers)}
         for _ in range(MOST_REDIRECTS + 1):
             told = {} if at is origin else self._credentials(at, own=False)
             answer = self._ask(at, {**headers, **(secrets if _same_host(at, origin) else {}), **told})
