@@ -17,6 +17,7 @@ import pytest
 
 from lora_fs.sidecar.errors import (
     Conflict,
+    CorruptRecord,
     FormatTooNew,
     InputError,
     InvalidAdapter,
@@ -25,8 +26,8 @@ from lora_fs.sidecar.errors import (
     Taken,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import Policy, Scope
-from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.model import AdapterKey, Policy, Scope
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
 from lora_fs.sidecar.registry.lifecycle.acts import By, Unregister
@@ -62,6 +63,31 @@ def test_registered_is_served_to_a_fresh_reader(
     """A reader that starts after register finds the name and its first revision, v1."""
     put(registry, scope, make_adapter())
     assert served(registry, scope) == {"a1": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "generation"),
+    [
+        (AdapterKey("default", "tiny", "v1", "a1"), Generation(2, "")),
+        (AdapterKey("default", "tiny", "v1", "a1"), Generation(1, "00000000")),
+        (AdapterKey("default", "tiny", "v1", "a2"), Generation(1, "")),
+        (AdapterKey("default", "tiny", "v2", "a1"), Generation(1, "")),
+        (AdapterKey("default", "other", "v1", "a1"), Generation(1, "")),
+        (AdapterKey("other", "tiny", "v1", "a1"), Generation(1, "")),
+    ],
+    ids=["generation", "token", "name", "revision", "model", "namespace"],
+)
+def test_a_record_is_read_only_where_it_was_written(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, elsewhere: AdapterKey, generation: Generation
+) -> None:
+    """A copy of its file under another name is damaged there, though its seal holds."""
+    put(registry, scope, make_adapter())
+    written = registry.records(AdapterKey(*scope, "v1", "a1")).file(Generation(1, ""))
+    series = registry.records(elsewhere)
+    series.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(written, series.file(generation))
+    with pytest.raises(CorruptRecord, match="holds"):
+        registry.read(series, generation)
 
 
 def test_same_bytes_change_nothing(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
