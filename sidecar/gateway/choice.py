@@ -73,7 +73,8 @@ class Peer:
     def loads(self, now: float) -> int:
         """Return how many loads are under way that another one should wait for.
 
-        Its end is seen when the answer begins, which is late if that is not streamed, or by the next report.
+        A gateway sees a load's end with the next report, or as the answer begins. An answer that is not
+        streamed begins late.
         """
         most_s = PATIENCE_S if self.load_s is None else min(PATIENCE_S, LATE * self.load_s)
         return sum(now - since < most_s for since in self.loading.values())

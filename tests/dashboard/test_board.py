@@ -16,9 +16,10 @@ import pytest
 from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.model import Download, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.server.dashboard import board
-from lora_fs.sidecar.server.dashboard.usage import FleetUsage
+from lora_fs.sidecar.server.dashboard import board, fleet
+from lora_fs.sidecar.server.dashboard.usage import FleetUsage, totals_of
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.dashboard.conftest import HERE, Live, sidecar
 from tests.registry.conftest import Clock
@@ -171,6 +172,21 @@ def test_counts_of_other_namespaces() -> None:
     assert sums is not None
     assert {name: totals.requests for name, totals in sums.items()} == {"a": 1}
     assert usage.sums("tiny", ("default",)) is None
+
+
+@pytest.mark.parametrize(("most", "read", "is_whole"), [(3, 3, True), (2, 3, False), (1, 2, False)])
+def test_reports_beyond_those_that_are_read_leave_the_counts_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, read: int, is_whole: bool
+) -> None:
+    """One stands for all of them, however many there are."""
+    monkeypatch.setattr(fleet, "MAX_READ", most)
+    layout = Layout(tmp_path)
+    layout.replicas.mkdir()
+    for name in ("a", "b", "c"):
+        status = ReplicaStatus(replica=name, model="tiny", namespaces=("default",))
+        layout.replica(name).write_bytes(seal(status))
+    said = fleet.Fleet(layout).of("own", ("default", "tiny", "sql"))
+    assert (len(said), totals_of(said.values())) == (read, ({}, is_whole))
 
 
 def test_each_revision_has_the_counts_of_the_fleet(live: Live) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 from collections import Counter
@@ -369,3 +370,34 @@ def test_a_score_command_that_takes_too_long_ends_with_what_it_started() -> None
 
     with pytest.raises(InputError, match=r"took more than 0\.2 s"):
         asyncio.run(score())
+
+
+@pytest.mark.anyio
+async def test_an_evaluation_that_is_interrupted_as_a_score_comes_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cancellation counts, also at that moment."""
+    printed = asyncio.get_running_loop().create_future()
+    killed: list[int] = []
+
+    class Process:
+        pid, returncode = 7, 0
+
+        async def communicate(self, *_: bytes) -> tuple[bytes, bytes]:
+            await printed
+            return b"1", b""
+
+    async def started(*_: str, **__: object) -> Process:
+        return Process()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    case = Case.model_validate({"prompt": "a", "expect": {"exact": "a"}})
+    scoring = asyncio.ensure_future(ByCommand("true")(case, Answer(text="a")))
+    for _ in range(3):  # it waits for what the command prints
+        await asyncio.sleep(0)
+    printed.set_result(None)
+    scoring.cancel()
+    await asyncio.wait({scoring}, timeout=60)
+    assert scoring.cancelled()
+    assert killed == [7]

@@ -61,6 +61,11 @@ class Site:
         self.view.refresh(force=True)
         return {name for _, name, _ in self.view.desired.active()}
 
+    def settled(self) -> Record:
+        """Let everything settle; the good folder's record."""
+        self.settle()
+        return self.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+
     def refusal(self, name: str) -> str:
         return self.adopter.refusals().get(AdapterKey(*SCOPE, "v1", name), "")
 
@@ -447,8 +452,7 @@ def test_a_revision_that_is_a_link_is_not_adopted(guarded: Site, tmp_path: Path)
 @pytest.mark.anyio
 async def test_a_revision_that_is_a_link_is_not_staged(guarded: Site, tmp_path: Path) -> None:
     """Nor one that became a link between the check and the copy, with the registered bytes behind it."""
-    guarded.settle()
-    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    record = guarded.settled()
     stager = guarded.stager(tmp_path / "stage")
     checked = guarded.locate(record)
     elsewhere(guarded, tmp_path)
@@ -462,8 +466,7 @@ async def test_a_revision_that_is_a_link_is_not_staged(guarded: Site, tmp_path: 
 @pytest.mark.anyio
 async def test_a_revision_swapped_for_a_link_while_it_is_staged(guarded: Site, tmp_path: Path) -> None:
     """However it falls: the registered bytes out of the registry itself, or a refusal."""
-    guarded.settle()
-    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    record = guarded.settled()
     secret = write_adapter(tmp_path / "secret/good", seed=99)
     reads = reads_of(secret)
     with churn(swapper(guarded.good.parent, secret.parent)):
@@ -477,8 +480,7 @@ async def test_a_revision_swapped_for_a_link_while_it_is_staged(guarded: Site, t
 @pytest.mark.anyio
 async def test_a_revision_behind_a_link_at_the_moment_it_is_opened(guarded: Site, tmp_path: Path) -> None:
     """The open folder lies elsewhere: nothing of it is listed, and no file in it is opened."""
-    guarded.settle()
-    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    record = guarded.settled()
     secret = write_adapter(tmp_path / "secret/good", seed=99)
     reads = reads_of(secret)
     refused = pytest.raises(InvalidAdapter, match="behind")
@@ -537,8 +539,7 @@ def reads_of(folder: Path) -> Callable[[], list[str]]:
 @pytest.mark.parametrize("path", ["..", "default/..", "default/tiny/v1/..", "default/../../x"])
 def test_a_path_that_leads_up(guarded: Site, path: str) -> None:
     """Where a record leads is looked at after every step up, and upwards out of the registry is refused."""
-    guarded.settle()
-    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    record = guarded.settled()
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"path": path})})
     try:
         found = guarded.locate(record)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
+from lora_fs.sidecar.reconcile.watch import reports
 from lora_fs.sidecar.reconcile.watch.peers import SILENT_S, STARTS_S, Peers
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -97,6 +98,23 @@ def test_a_replica_that_starts_counts_for_a_while_before_its_engine_answers(tmp_
     write(registry, "r1", 1001)
     peers.look()
     assert set(peers.living) == {"r1"}
+
+
+def test_no_replica_counts_as_alone_before_every_report_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look reads so many; it takes two here to find the one other replica that serves the same."""
+    monkeypatch.setattr(reports, "MAX_READ", 2)
+    registry = Registry(tmp_path, create=True)
+    for name in ("a", "b"):
+        write(registry, name, 1, model="other")
+    write(registry, "r1", 1)
+    peers = Peers(registry.layout, "r0", "tiny", ["default"], Clock())
+    known = []
+    for _ in range(3):
+        peers.look()
+        known.append((peers.is_known, set(peers.living)))
+    assert known == [(False, set()), (True, {"r1"}), (True, {"r1"})]
 
 
 def test_reports_that_cannot_be_read_leave_what_was_known(tmp_path: Path) -> None:

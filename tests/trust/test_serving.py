@@ -232,7 +232,6 @@ async def test_a_look_that_ends_as_its_replica_stops(trust: Trust, monkeypatch: 
     for _ in range(3):  # it begins the look
         await asyncio.sleep(0)
     looked.set_result(None)
-    await asyncio.sleep(0)
     watching.cancel()
     ended, _ = await asyncio.wait({watching}, timeout=1)
     assert ended == {watching}

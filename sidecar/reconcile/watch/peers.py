@@ -43,7 +43,7 @@ class Peers:
 
     Attributes:
         living: the adapters that each other replica has loaded.
-        is_known: whether one read of the reports succeeded: before that no replica counts as alone.
+        is_known: whether every report was read once: before that no replica counts as alone.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Peers:
             for replica, one in self._known.items()
             if now - one.changed_at < SILENT_S and now - one.served_at < STARTS_S
         }
-        self.is_known = True
+        self.is_known |= look.is_whole
 
     def _tell(self, before: Mapping[str, frozenset[str]]) -> None:
         for replica in sorted(self.living.keys() ^ before.keys()):

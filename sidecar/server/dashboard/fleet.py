@@ -15,9 +15,12 @@ class Fleet(Reports):
     """The reports, and what they say of one adapter."""
 
     def of(self, own: str, key: tuple[str, str, str]) -> dict[str, Said]:
-        """Each replica's report of one adapter now: namespace, model and name. Reads MAX_READ at most."""
+        """Each replica's report of one adapter now: namespace, model and name.
+
+        Reads MAX_READ at most; the next one stands for the rest.
+        """
         names = self.names(own)
-        found = dict.fromkeys(names[MAX_READ:], Said(whole=False))
+        found = {one: Said(whole=False) for one in names[MAX_READ : MAX_READ + 1]}
         for replica in names[:MAX_READ]:
             try:
                 data = atomic.read_bytes(self._layout.replica(replica))
